@@ -28,6 +28,7 @@ from steelyard.runs.history import History
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), dtype=np.float32), "seen": np.array(0, np.int64)}
 RULE = "quality>AG/max"
 GOOD = {"num-examples": 10, "q": 1.0}
+TEST = {"accuracy": 1.0, "loss": 1.0, "num-examples": 10}
 
 
 def model(value: float, **changed: Any) -> dict[str, Any]:
@@ -229,14 +230,14 @@ def test_a_nodes_test_is_read_by_the_names_that_people_use() -> None:
     [
         ({"precision": 1.0, "num-examples": 10}, "metric accuracy is missing", (0.5, 1.0)),
         ({}, "metric num-examples is missing", (0.5, 1.0)),
-        ({"accuracy": [1.0], "loss": 1.0, "num-examples": 10}, "metric accuracy is missing, or not as", (0.5, 1.0)),
-        ({"accuracy": 1.0, "loss": 1.0, "num-examples": [10]}, "metric num-examples is missing, or", (0.5, 1.0)),
-        ({"accuracy": 1.0, "loss": 1.0, "num-examples": 1e15}, "num-examples = 1e+15", (0.5, 1.0)),
-        ({"accuracy": 1.0, "loss": 1.0, "num-examples": 0}, "num-examples = 0", (0.5, 1.0)),
-        ({"accuracy": math.nan, "loss": 5.0, "num-examples": 10}, "score = nan", (0.5, 2.0)),
-        ({"accuracy": 0.9, "loss": math.inf, "num-examples": 10}, None, (0.6, 1.0)),
-        ({"accuracy": 1.0, "loss": 1.0, "num-examples": 10**9}, None, (0.75, 1.0)),  # as three of the others
-        ({"accuracy": 0.5, "loss": 1.0, "num-examples": 10, "more": 1.0}, None, (0.5, 1.0)),
+        ({**TEST, "accuracy": [1.0]}, "metric accuracy is missing, or not as", (0.5, 1.0)),
+        ({**TEST, "num-examples": [10]}, "metric num-examples is missing, or", (0.5, 1.0)),
+        ({**TEST, "num-examples": 1e15}, "num-examples = 1e+15", (0.5, 1.0)),
+        ({**TEST, "num-examples": 0}, "num-examples = 0", (0.5, 1.0)),
+        ({**TEST, "accuracy": math.nan, "loss": 5.0}, "score = nan", (0.5, 2.0)),
+        ({**TEST, "accuracy": 0.9, "loss": math.inf}, None, (0.6, 1.0)),
+        ({**TEST, "num-examples": 10**9}, None, (0.75, 1.0)),  # as three of the others
+        ({**TEST, "accuracy": 0.5, "more": 1.0}, None, (0.5, 1.0)),
         (None, "answered with an error: no rows", (0.5, 1.0)),
     ],
 )
@@ -244,7 +245,7 @@ def test_one_nodes_test_neither_stops_an_app_nor_decides_its_means(
     tmp_path: Path, sent: dict[str, Any] | None, reason: str | None, means: tuple[float, float]
 ) -> None:
     grid = nodes_of(4)
-    grid.tests = {node: {"accuracy": 0.5, "loss": 1.0, "num-examples": 10} for node in (1, 2, 3)} | {4: sent}
+    grid.tests = {node: {**TEST, "accuracy": 0.5} for node in (1, 2, 3)} | {4: sent}
     strategy = Weighed("DS", folder=tmp_path / "run")
     result = strategy.start(grid, record(SENT), num_rounds=1)
     found = result.evaluate_metrics_clientapp[1]

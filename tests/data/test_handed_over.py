@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
+from tests.data.test_tables import PATIENTS, assert_patients
 from tests.kit import assert_refused
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
@@ -18,26 +20,13 @@ from steelyard import in_memory
 
 
 def patients() -> pandas.DataFrame:
-    return pandas.DataFrame(
-        {
-            "age": [40, 60, 50, 70],
-            "sex": ["m", "f", "f", None],
-            "bp": [120.0, np.nan, 140.0, 160.0],
-            "hospital": ["north", "north", "south", "south"],
-            "ill": ["yes", "no", "yes", "no"],
-        },
-        index=[7, 7, 9, 3],
-    )
+    return pandas.read_csv(io.StringIO(PATIENTS)).set_axis([7, 7, 9, 3])
 
 
 def test_a_frame_is_read_as_a_csv_file_is() -> None:
     frame = patients().astype({"sex": "category"})
-    data = in_memory(frame, label="ill", owner="hospital", normalise="unit")
-    assert data.features.tolist() == [[40, 120, 0, 1], [60, 140, 1, 0], [50, 140, 1, 0], [70, 160, 0, 0]]
-    assert data.labels.tolist() == [1, 0, 1, 0]
-    assert data.owners.tolist() == ["north", "north", "south", "south"]
-    assert data.marks["complete"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
-    assert list(frame.columns) == ["age", "sex", "bp", "hospital", "ill"]
+    assert_patients(in_memory(frame, label="ill", owner="hospital", normalise="unit"))
+    assert list(frame.columns) == ["hospital", "age", "sex", "bp", "ill"]
 
 
 def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
@@ -197,6 +186,7 @@ def test_tokens_stay_whole_numbers():
 
 
 ROWS = np.ones((2, 1))
+PAIR = (ROWS, [0, 1])
 
 
 class Parts:
@@ -212,7 +202,7 @@ class Parts:
 @pytest.mark.parametrize(
     ("given", "fields", "told"),
     [
-        ((patients(),), {}, "no label is named; expected label=, one of the columns age, sex"),
+        ((patients(),), {}, "no label is named; expected label=, one of the columns hospital, age"),
         ((patients(),), {"label": "il"}, "found no column 'il' for labels (did you mean 'ill'?)"),
         ((Items([([1.0], 0), ([1.0],)]),), {}, "item 1 is tuple of 1; expected (sample, label)"),
         ((Items([("word", 0)]),), {}, "sample 0 is str; expected numbers or a picture"),
@@ -220,15 +210,15 @@ class Parts:
         ((Items([{"a": [1.0], "b": [2.0], "y": 0}]),), {}, "cannot tell the sample among a, b"),
         ((Hugging({"x": [[1]], "label": [1]}),), {"owner": "who"}, "memory: found no 'who' for owner"),
         ((ROWS / 2, [0, 1]), {"tokens": True}, "features are no tokens; expected whole numbers from 0"),
-        ((ROWS, [0, 1]), {"tokens": 1}, "in_memory: tokens: got 1"),
-        ((ROWS, [0, 1]), {"name": 7}, "in_memory: name: got 7"),
-        ((ROWS, [0, 1]), {"label": 7}, "in_memory: label: got 7"),
-        ((ROWS, [0, 1]), {"marks": [1, 0]}, "in_memory: marks: got [1, 0]"),
-        ((ROWS, [0, 1]), {"classes": "2"}, "in_memory: classes: got '2'"),
-        ((ROWS, [0, 1]), {"classes": 0}, "in_memory: classes: got 0; allowed: 1 to 100000"),
-        ((ROWS, [0, 1]), {"task": "cox"}, "in_memory: task: got 'cox'; allowed: classes, regression"),
-        ((ROWS, [0, 1]), {"ignore": "id"}, "in_memory: ignore: got 'id'"),
-        ((ROWS, [0, 1]), {"held_out": "part"}, "held_out is the word 'part', and this is no frame"),
+        (PAIR, {"tokens": 1}, "in_memory: tokens: got 1"),
+        (PAIR, {"name": 7}, "in_memory: name: got 7"),
+        (PAIR, {"label": 7}, "in_memory: label: got 7"),
+        (PAIR, {"marks": [1, 0]}, "in_memory: marks: got [1, 0]"),
+        (PAIR, {"classes": "2"}, "in_memory: classes: got '2'"),
+        (PAIR, {"classes": 0}, "in_memory: classes: got 0; allowed: 1 to 100000"),
+        (PAIR, {"task": "cox"}, "in_memory: task: got 'cox'; allowed: classes, regression"),
+        (PAIR, {"ignore": "id"}, "in_memory: ignore: got 'id'"),
+        (PAIR, {"held_out": "part"}, "held_out is the word 'part', and this is no frame"),
         ((ROWS, [[1], [1, 2]]), {}, "labels have different lengths"),
         ((5,), {}, "got int and no labels; expected arrays with labels"),
         ((Items([]),), {}, "got no rows"),

@@ -272,6 +272,7 @@ def test_splits_go_by_the_names_that_others_use(given, own):
     assert PartitionSettings(**given) == PartitionSettings(**own)
 
 
+MADE = made(100)
 TARGETS = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
 PEOPLE = made(100, owners=5)
 KEPT = {"scheme": "iid", "clients": 2, "server": "fraction"}
@@ -281,45 +282,45 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
 @pytest.mark.parametrize(
     ("dataset", "fields", "told"),
     [
-        (made(100), {"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each"),
-        (made(100), {"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20"),
-        (made(100), {"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5"),
+        (MADE, {"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each"),
+        (MADE, {"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20"),
+        (MADE, {"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5"),
         (
-            made(100),
+            MADE,
             {"scheme": "natural"},
             "does not say whose rows they are; allowed: iid, shard, labels, dirichlet, quantity, table",
         ),
-        (made(100), {"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
+        (MADE, {"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
         (made(60, test=10), SLICES, "test_samples: got 3 for 4 clients"),
         (TARGETS, {"scheme": "dirichlet", "clients": 2}, "but memory has none; allowed: iid, shard, quantity"),
         (TARGETS, {**KEPT, "server_balance": "classes"}, "partition.server_balance: got 'classes', but memory has"),
-        (made(100), {**KEPT, "server_fraction": 0.01, "server_report": "apart"}, "got 'apart' with 1 server rows"),
+        (MADE, {**KEPT, "server_fraction": 0.01, "server_report": "apart"}, "got 'apart' with 1 server rows"),
         (
-            made(100),
+            MADE,
             {**KEPT, "server_report": "apart", "server_weighs": 10},
             "partition.server_weighs: got 10; allowed: at most 9",
         ),
         (PEOPLE, {"scheme": "natural", "clients": 9}, "partition.clients: got 9; allowed: at most 5 (people of memory"),
         (PEOPLE, {"scheme": "natural", "minimum": 60}, "partition.minimum: got 60; allowed: at most 2"),
         (
-            made(100),
+            MADE,
             {"scheme": "labels", "clients": 2, "labels_per_client": 9},
             "partition.labels_per_client: got 9; allowed: at most 5",
         ),
         (
-            made(100),
+            MADE,
             {"scheme": "labels", "clients": 50, "labels_per_client": 2, "minimum": 9},
             "partition.minimum: got 9, and a client with 2 labels has",
         ),
-        (made(100), {"scheme": "table", "table": [[2, 2]]}, "got lines of 2 counts; allowed: 5, one per class"),
-        (made(100), {"scheme": "table", "table": [[99, 0, 0, 0, 0]]}, "line 0 asks for 99 rows of class 0; allowed"),
+        (MADE, {"scheme": "table", "table": [[2, 2]]}, "got lines of 2 counts; allowed: 5, one per class"),
+        (MADE, {"scheme": "table", "table": [[99, 0, 0, 0, 0]]}, "line 0 asks for 99 rows of class 0; allowed"),
         (
-            made(100),
+            MADE,
             {"scheme": "iid", "clients": 2, "samples": 60},
             "got 60 for each of 2 clients; allowed: at most 50",
         ),
         (
-            made(100),
+            MADE,
             {"scheme": "shard", "clients": 5, "shard_size": 2, "minimum": 5},
             "partition.shard_size: got 2; allowed: at least 3",
         ),
@@ -328,7 +329,7 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
             {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 11},
             "partition.test_samples: got 11 for 4 clients; allowed: 1 to 10",
         ),
-        (made(100), {"scheme": "iid", "clients": 2, "validation": 0.001}, "got 0.001, less than one of 80 training"),
+        (MADE, {"scheme": "iid", "clients": 2, "validation": 0.001}, "got 0.001, less than one of 80 training"),
     ],
 )
 def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fields: dict[str, object], told: str):

@@ -43,18 +43,18 @@ def read(folder: Path, text: str, name: str = "t.csv", **fields: object) -> Data
 # what is read -------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_come_first_then_levels(tmp_path: Path):
-    data = read(tmp_path, PATIENTS)
+def assert_patients(data: Dataset) -> None:
     # age, bp (its empty cell filled with the mean of 120, 140, 160), then sex = f, sex = m; an empty category is 0, 0
     assert data.features.tolist() == [[40, 120, 0, 1], [60, 140, 1, 0], [50, 140, 1, 0], [70, 160, 0, 0]]
     assert data.labels.tolist() == [1, 0, 1, 0]
     assert data.owners.tolist() == ["north", "north", "south", "south"]
-    assert data.notes[0] == "t.csv: 2 of 12 input cells are empty; numbers are filled with their mean"
-
-
-def test_the_mark_complete_is_the_share_of_filled_inputs(tmp_path: Path):
-    data = read(tmp_path, PATIENTS)
     assert data.marks["complete"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
+
+
+def test_numbers_come_first_then_levels(tmp_path: Path):
+    data = read(tmp_path, PATIENTS)
+    assert_patients(data)
+    assert data.notes[0] == "t.csv: 2 of 12 input cells are empty; numbers are filled with their mean"
     # a column that is ignored counts for nothing, a value that means "not recorded" counts as empty
     other = read(tmp_path, PATIENTS, ignore=["sex"], na_values={"age": [40]})
     assert other.marks["complete"].tolist() == [0.5, 0.5, 1, 1]
@@ -548,42 +548,48 @@ def test_quotes_and_latin_letters_of_item_tables(tmp_path: Path) -> None:
 
 SURVIVAL = {"labels": "days", "owner": None, "task": "survival", "event": "died"}
 NAMES = "hospital,name,ill\n" + "".join(f"a,patient {number},{number % 2}\n" for number in range(101))
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("\n\n", {}, "is empty; expected a line of column names"),
-    ("a\0b,c\n", {}, "is not a text file"),
-    ("63,1,2.3\n67,1,4\n", {}, "the first line holds numbers such as '63', not column names"),
-    ("hospital,x,x,ill\na,1,2,0\n", {}, "names column 'x' 2 times"),
-    ("hospital,x,ill\na,1,0\nb,2\n", {}, "row 2 has 2 cells; expected 3"),
-    (PATIENTS, {"categories": ["ill"]}, "data.categories: got 'ill', which is data.labels and no input"),
-    (PATIENTS, {"indicators": ["age"], "ignore": ["age"]}, "data.indicators: got 'age', which is data.ignore"),
-    (PATIENTS, {"ignore": ["age", "sex", "bp"]}, "no column is left as an input"),
-    (PATIENTS.replace("50,f", "5o,f"), {}, "column 'age' holds '5o' in row 3; expected a number"),
-    (PATIENTS.replace("south,50", ",50"), {}, "column 'hospital' (data.owner) is empty in row 3"),
-    (PATIENTS.replace("140,yes", "140,"), {}, "column 'ill' (data.labels) is empty in row 3"),
-    (PATIENTS.replace("yes", "1").replace("no", "0.5"), {}, "holds '0.5' in row 2; expected whole numbers"),
-    ("hospital,x,ill\na,1,0\na,2,1e39\n", {}, "holds '1e+39' in row 2; expected finite numbers"),
-    ('hospital,x,ill\na,"1,5",0\nb,2,1\n', {}, "holds '1,5' in row 1; expected a number"),
-    ("hospital;x;z;ill\na;1,5;2.5;0\nb;2;3.5;1\n", {}, "column 'x' holds '1,5' in row 1; expected a number"),
-    (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
-    (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
-    (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
-    (NAMES, {}, "is text with 101 different values; expected at most 100 for a category"),
-    ("x,days,died\n1,5,1\n2,0,0\n", SURVIVAL, "column 'days' (data.labels) holds '0' in"),
-    ("x,days,died\n1,5,1\n2,4,maybe\n", SURVIVAL, "column 'died' (data.event) holds 'maybe' in row 2; allowed: true"),
-    ("hospital,x,ill\na,1,0,5\nb,2,1,5\n", {}, "row 1 has 4 cells; expected 3"),
-    ("hospital,x,ill\n", {}, "holds column names and no rows"),
-    ("hospital\na\n", {}, "the first line 'hospital' has one column only"),
-    ("hospital,,ill\na,1,0\n", {}, "column 2 has no name"),
-    ("hospital,x,ill\na,,0\nb,,1\n", {}, "column 'x' is empty in all rows"),
-    ("hospital,x,ill\na,1,0\nb,2,0\n", {}, "column 'ill' (data.labels) holds '0' in every row"),
-    (PATIENTS, {"missing": "refuse"}, "column 'bp' is empty in row 2, and data.missing is 'refuse'"),
-    (PATIENTS.replace("120", "").replace("140", ""), {"missing": "drop"}, "every row has an empty cell"),
-    (PATIENTS, {"owner": "ill"}, "data.owner: got 'ill', which is data.labels too"),
-    ("x,days,died\n1,5,0\n2,4,0\n", SURVIVAL, "column 'died' (data.event) says of no row that the event came"),
-]
 
 
-@pytest.mark.parametrize(("text", "fields", "told"), REFUSED)
+@pytest.mark.parametrize(
+    ("text", "fields", "told"),
+    [
+        ("\n\n", {}, "is empty; expected a line of column names"),
+        ("a\0b,c\n", {}, "is not a text file"),
+        ("63,1,2.3\n67,1,4\n", {}, "the first line holds numbers such as '63', not column names"),
+        ("hospital,x,x,ill\na,1,2,0\n", {}, "names column 'x' 2 times"),
+        ("hospital,x,ill\na,1,0\nb,2\n", {}, "row 2 has 2 cells; expected 3"),
+        (PATIENTS, {"categories": ["ill"]}, "data.categories: got 'ill', which is data.labels and no input"),
+        (PATIENTS, {"indicators": ["age"], "ignore": ["age"]}, "data.indicators: got 'age', which is data.ignore"),
+        (PATIENTS, {"ignore": ["age", "sex", "bp"]}, "no column is left as an input"),
+        (PATIENTS.replace("50,f", "5o,f"), {}, "column 'age' holds '5o' in row 3; expected a number"),
+        (PATIENTS.replace("south,50", ",50"), {}, "column 'hospital' (data.owner) is empty in row 3"),
+        (PATIENTS.replace("140,yes", "140,"), {}, "column 'ill' (data.labels) is empty in row 3"),
+        (PATIENTS.replace("yes", "1").replace("no", "0.5"), {}, "holds '0.5' in row 2; expected whole numbers"),
+        ("hospital,x,ill\na,1,0\na,2,1e39\n", {}, "holds '1e+39' in row 2; expected finite numbers"),
+        ('hospital,x,ill\na,"1,5",0\nb,2,1\n', {}, "holds '1,5' in row 1; expected a number"),
+        ("hospital;x;z;ill\na;1,5;2.5;0\nb;2;3.5;1\n", {}, "column 'x' holds '1,5' in row 1; expected a number"),
+        (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
+        (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
+        (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
+        (NAMES, {}, "is text with 101 different values; expected at most 100 for a category"),
+        ("x,days,died\n1,5,1\n2,0,0\n", SURVIVAL, "column 'days' (data.labels) holds '0' in"),
+        (
+            "x,days,died\n1,5,1\n2,4,maybe\n",
+            SURVIVAL,
+            "column 'died' (data.event) holds 'maybe' in row 2; allowed: true",
+        ),
+        ("hospital,x,ill\na,1,0,5\nb,2,1,5\n", {}, "row 1 has 4 cells; expected 3"),
+        ("hospital,x,ill\n", {}, "holds column names and no rows"),
+        ("hospital\na\n", {}, "the first line 'hospital' has one column only"),
+        ("hospital,,ill\na,1,0\n", {}, "column 2 has no name"),
+        ("hospital,x,ill\na,,0\nb,,1\n", {}, "column 'x' is empty in all rows"),
+        ("hospital,x,ill\na,1,0\nb,2,0\n", {}, "column 'ill' (data.labels) holds '0' in every row"),
+        (PATIENTS, {"missing": "refuse"}, "column 'bp' is empty in row 2, and data.missing is 'refuse'"),
+        (PATIENTS.replace("120", "").replace("140", ""), {"missing": "drop"}, "every row has an empty cell"),
+        (PATIENTS, {"owner": "ill"}, "data.owner: got 'ill', which is data.labels too"),
+        ("x,days,died\n1,5,0\n2,4,0\n", SURVIVAL, "column 'died' (data.event) says of no row that the event came"),
+    ],
+)
 def test_what_cannot_be_a_table_is_named_in_one_line(tmp_path: Path, text: str, fields: dict[str, Any], told: str):
     settings = table(tmp_path, text, **fields)
     assert_refused(lambda: load(settings), told)

@@ -34,26 +34,17 @@ def interactions(tmp_path: Path) -> Path:
     return file
 
 
-def described(tmp_path: Path, **fpl: Any) -> dict[str, Any]:
-    return {
+def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
+    made = {
         "kind": "recommend",
         "name": "five-users",
         "seed": 2,
         "interactions": {"path": str(interactions(tmp_path))},
-        "fpl": {"mode": "custom", "triples": 6, "factors": 4, "pi": 0.5, **fpl},
-        "rounds": {"count": 4, "fraction": 0.6, "epochs": None},
+        "fpl": {"mode": "custom", "triples": 6, "factors": 4, "pi": 0.5},
+        "rounds": {"count": 4, "fraction": 0.6},
         "weighing": {"criteria": ["DS", "LD"], "score": "mean"},
     }
 
-
-def document(tmp_path: Path, **fpl: Any) -> dict[str, Any]:
-    made = described(tmp_path, **fpl)
-    del made["rounds"]["epochs"]
-    return made
-
-
-def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
-    made = document(tmp_path)
     run(build(made), out=tmp_path / "simulated")
     config = {"experiment": experiment_text(build({**made, "federate": {"nodes": 5}})), "out": str(tmp_path / "run")}
     nodes = {70 - i: node({"client": f"u{i}"}, config) for i in range(5)}

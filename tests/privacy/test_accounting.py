@@ -241,10 +241,9 @@ def test_the_curve_at_its_edges() -> None:
     assert [each.tolist() for each in curves] == [[1.0, 0.0]] * 3
 
 
-@pytest.mark.parametrize("epsilon", [2.0])
-def test_randomised_response_is_bounded_from_below_and_never_by_more_than_is_true(epsilon: float) -> None:
+def test_randomised_response_is_bounded_from_below_and_never_by_more_than_is_true() -> None:
     """Each canary's bit is told truly with e^ε/(1 + e^ε): nothing that keeps ε tells more of it."""
-    generator, found = np.random.default_rng(1), list[float]()
+    epsilon, generator, found = 2.0, np.random.default_rng(1), list[float]()
     for _ in range(20):
         inside = generator.random(4000) < 0.5
         told = np.where(generator.random(4000) < 1 / (1 + math.exp(-epsilon)), inside, ~inside)

@@ -99,20 +99,35 @@ def test_uniforms_are_never_0_and_never_1() -> None:
     assert uniforms(Words(2**40), 1)[0] == (2.0**40 + 0.5) * 2.0**-64
 
 
-REFUSED = named(
-    [
-        ("epsilon 0", lambda: mechanisms.laplace(np.zeros(2), 1.0, 0.0, SeededSource(1)), ("epsilon", 0, "above 0")),
-        ("nothing moves", lambda: mechanisms.exponential(np.zeros(2), 0.0, 1.0, SeededSource(1)), ("sensitivity", 0)),
-        ("none", lambda: mechanisms.exponential(np.zeros(0), 1.0, 1.0, SeededSource(1)), ("utilities", "empty")),
-        ("NaN", lambda: mechanisms.exponential(np.array([np.nan]), 1.0, 1.0, SeededSource(1)), ("utilities", "finite")),
-        ("no end", lambda: gaussian_noise(math.inf, 1e-5), ("epsilon", "inf")),
-        ("delta 1", lambda: gaussian_noise(1.0, 1.0), ("delta", 1, "numbers between 0 and 1")),
-        *((f"level {level}", lambda level=level: told([level], 3, 1.0, 1), ("values", "0 to 2")) for level in (3, -1)),
-    ]
+@pytest.mark.parametrize(
+    ("call", "words"),
+    named(
+        [
+            (
+                "epsilon 0",
+                lambda: mechanisms.laplace(np.zeros(2), 1.0, 0.0, SeededSource(1)),
+                ("epsilon", 0, "above 0"),
+            ),
+            (
+                "nothing moves",
+                lambda: mechanisms.exponential(np.zeros(2), 0.0, 1.0, SeededSource(1)),
+                ("sensitivity", 0),
+            ),
+            ("none", lambda: mechanisms.exponential(np.zeros(0), 1.0, 1.0, SeededSource(1)), ("utilities", "empty")),
+            (
+                "NaN",
+                lambda: mechanisms.exponential(np.array([np.nan]), 1.0, 1.0, SeededSource(1)),
+                ("utilities", "finite"),
+            ),
+            ("no end", lambda: gaussian_noise(math.inf, 1e-5), ("epsilon", "inf")),
+            ("delta 1", lambda: gaussian_noise(1.0, 1.0), ("delta", 1, "numbers between 0 and 1")),
+            *(
+                (f"level {level}", lambda level=level: told([level], 3, 1.0, 1), ("values", "0 to 2"))
+                for level in (3, -1)
+            ),
+        ]
+    ),
 )
-
-
-@pytest.mark.parametrize(("call", "words"), REFUSED)
 def test_what_no_mechanism_can_do_is_one_line(call: Callable[[], object], words: tuple[object, ...]) -> None:
     assert_refused(call, *words)
 

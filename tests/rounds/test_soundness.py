@@ -69,33 +69,38 @@ def test_sound_is_finite_and_not_absurd(model: list[float], sound: bool):
     assert is_sound(torch.tensor(model, dtype=torch.float64)) == sound
 
 
+TASK = Task("f", 0, 1, ("a", "b", "c"), torch.zeros(2))
+
+
+def without_one(models: list[list[float]]) -> Updates:
+    """The updates of a, b and c that are left."""
+    ones = np.ones(3, dtype=np.int64)
+    return without_culprit(
+        TASK, Updates("f", 1, TASK.clients, ones, {}, np.zeros(3), DenseModels(torch.tensor(models))), 1
+    )
+
+
 def test_the_culprit_is_the_one_farthest_away():
-    task = Task("f", 0, 1, ("a", "b", "c"), torch.zeros(2))
-    models = torch.tensor([[1.0, 0.0], [9e37, 0.0], [0.0, 2.0]])
-    updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
-    left = without_culprit(task, updates, 1)
+    left = without_one([[1.0, 0.0], [9e37, 0.0], [0.0, 2.0]])
     assert left.clients == ("a", "c")
     assert left.failures == (Failure("b", "left out: with its update (9e+37 away) the global model explodes"),)
-    assert without_culprit(task, left, 1).clients == ("a",)
+    assert without_culprit(TASK, left, 1).clients == ("a",)
     # Two must stay: leaving out one more would look like a lack of clients, which stops a whole comparison.
     with pytest.raises(Exploded, match=r"^round 1 of f: ") as ended:
-        without_culprit(task, left, 2)
+        without_culprit(TASK, left, 2)
     assert ended.value.reason == "the global model is no longer finite, whichever client is left out"
     # At least one stays, also where nobody has to.
     with pytest.raises(Exploded):
-        without_culprit(task, left.select([0], []), 0)
+        without_culprit(TASK, left.select([0], []), 0)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_what_is_no_number_is_farther_away_than_everything_else(number: float, culprit: int):
     """Wherever it stands, and however far the others are: sparing it would leave out honest clients one by one."""
-    task = Task("f", 0, 1, ("a", "b", "c"), torch.zeros(2))
-    models = torch.tensor([[9e37, 0.0], [9e37, 9e37], [0.0, 2.0]])
-    models[culprit] = torch.tensor([number, 0.0])
-    updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
-    left = without_culprit(task, updates, 1)
-    assert [failure.client for failure in left.failures] == [task.clients[culprit]]
+    models = [[9e37, 0.0], [9e37, 9e37], [0.0, 2.0]]
+    models[culprit] = [number, 0.0]
+    assert [failure.client for failure in without_one(models).failures] == [TASK.clients[culprit]]
 
 
 def without_seconds(history: History) -> list[dict[str, Any]]:

@@ -131,7 +131,6 @@ EVEN = [1 / 8] * 8
         # Of eight clients six must stay.
         *(({}, stages, EVEN, ("round 1 of f", "5 of 8", "it takes 6"))
           for stages in ({"share": "0 1 2"}, {"mask": "0 1 2"}, {"open": "0 1 2"}, {"share": "0", "mask": "3 4"})),
-        ({}, {}, [0.6, *[0.4 / 7] * 7], ("largest_weight", "client-000", 0.6, "weighing.max_weight")),
         # The first client drops out with its weight after all agreed to the weights.
         ({}, {"mask": "0"}, [0.4, 0.4, 0.05, 0.05, 0.05, 0.05, 0, 0], ("largest_weight", "client-001", 0.667)),
         ({}, {"mask": "0"}, [0.4, 0.3, 0.3, 0, 0, 0, 0, 0], ("2 of 7 clients have a weight", "stays hidden")),
