@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tests.kit import assert_refused, refusal
 
 from steelyard.base.settings import validated
+from steelyard.messages.payloads import Summed
 from steelyard.messages.updates import Failure
 from steelyard.privacy import accounting
 from steelyard.privacy import hidden as room
@@ -22,7 +23,6 @@ from steelyard.privacy.hidden import (
     BeyondBound,
     FixedPoint,
     HiddenUpdates,
-    Summed,
     beyond,
     check_cohort,
     check_sum,

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
+from steelyard.messages.payloads import Summed
 from steelyard.privacy import secure
-from steelyard.privacy.hidden import FixedPoint, Summed, Words
+from steelyard.privacy.hidden import FixedPoint, Words
 from steelyard.privacy.secure import (
     KEY_SHARES_BYTES,
     Opened,

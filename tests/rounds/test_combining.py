@@ -16,9 +16,9 @@ from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, 
 
 from steelyard.algorithms.fedavgm import FedAvgM
 from steelyard.messages.algorithm import Algorithm, ServerStep
-from steelyard.messages.payloads import DenseModels
+from steelyard.messages.payloads import DenseModels, Summed
 from steelyard.messages.updates import Failure, Task, Updates
-from steelyard.privacy.hidden import HiddenUpdates, Summed
+from steelyard.privacy.hidden import HiddenUpdates
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Plan

@@ -128,14 +128,14 @@ class KeptClients(WrappedClients):
 
     def _answer(self, task: Task, kept: Mapping[str, Updates]) -> Updates:
         found = kept.get(task.federation)
-        if found is None or not isinstance(found.payload, DenseModels):
+        if found is None or (kept_models := found.payload.dense) is None:
             raise UserError(
                 f"{self._folder}: no updates of {in_words(task.federation)} were kept in round {task.round}"
             )
-        if found.payload.models.shape[1] != task.parameters.numel():
+        if kept_models.models.shape[1] != task.parameters.numel():
             raise UserError(f"{self._folder}: the updates kept in round {task.round} are of another model")
         device = task.parameters.device
-        payload = DenseModels(found.payload.models.to(device), found.payload.frozen)
+        payload = DenseModels(kept_models.models.to(device), kept_models.frozen)
         return replace(found, payload=payload, vectors={name: each.to(device) for name, each in found.vectors.items()})
 
 

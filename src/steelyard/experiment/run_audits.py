@@ -125,7 +125,7 @@ class CanaryClients(WrappedClients):
         planted = [number for number, name in enumerate(self.auditor.names) if name in set(task.clients)]
         real = tuple(name for name in task.clients if name not in set(self.auditor.names))
         answers = self.clients.train([replace(task, clients=real)]) if real else []
-        models = [answer.payload.models for answer in answers if isinstance(answer.payload, DenseModels)]
+        models = [dense.models for answer in answers if (dense := answer.payload.dense) is not None]
         empty = torch.zeros((0, len(task.parameters)), dtype=torch.float64)
         others = torch.cat([empty, *(found.to("cpu", torch.float64) - task.parameters for found in models)])
         mine = self.auditor.updates(task.parameters, others)[planted] + task.parameters

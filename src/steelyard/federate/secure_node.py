@@ -38,7 +38,6 @@ from steelyard.clients.flower.hidden_messages import (
 from steelyard.clients.flower.wire import FailureForm, Refused, TaskForm, Vouchers, read_array
 from steelyard.clients.node import NodeConfig
 from steelyard.federate.book import ledger_name
-from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
 from steelyard.privacy.secure import (
@@ -137,11 +136,12 @@ class HiddenRound:
         """Keep the trained models here, and return the clients' key shares in their place."""
         context = _context(form)
         clients = self._clients(context)
-        assert isinstance(updates.payload, DenseModels)
+        payload = updates.payload.dense
+        assert payload is not None
         cohort = _cohort(form.cohort, keys)
         limit = None if self.owner is None else self.owner.bound
         listed = self._listed(form.vouchers, context, cohort, clients)
-        found = beyond(updates.payload.models, task.parameters, min(self.settings.bound, limit or self.settings.bound))
+        found = beyond(payload.models, task.parameters, min(self.settings.bound, limit or self.settings.bound))
         faults = dict(zip(updates.clients, found, strict=True))
 
         def share(name: str) -> dict[str, bytes]:
@@ -151,7 +151,7 @@ class HiddenRound:
 
         shares, failures, _ = _each(updates.clients, share)
         keep = [row for row, name in enumerate(updates.clients) if name in shares]
-        models = updates.payload.models[keep].detach().cpu().float().numpy()
+        models = payload.models[keep].detach().cpu().float().numpy()
         self._keep({name: clients[name] for name in shares}, context, listed)
         least = max(FEWEST, self.settings.least(len(cohort)))
         asked = asked_digest(task, form.algorithm, form.experiment)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.
     import torch
 
+    from steelyard.messages.updates import Failure
+    from steelyard.privacy.noise import Source
+
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
@@ -53,11 +56,40 @@ class ServerTest:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """What came out of summing a cohort's hidden updates."""
+
+    total: Floats
+    """Σ w·Δ over the clients that stayed: one number per parameter."""
+    clients: tuple[str, ...]
+    """Who is in the sum, ascending."""
+    dropped: tuple[Failure, ...] = ()
+    """Who was to be in it and dropped out after the weights were known."""
+    bytes_sent: dict[str, int] = field(default_factory=dict[str, int])
+    """What each client sent in the round for the sum, where it was counted."""
+    step: float = 0.0
+    """Each client's numbers were rounded to multiples of this."""
+
+
 class Payload(Protocol):
     """The updates of a cohort in a form that can be weighed: dense models, or sparse rows of a shared table.
 
     Derive from it. What has an answer here need only be written by payloads of which something else is true.
     """
+
+    summed: Summed | None = None
+    """What the one sum of hidden updates came to; None before it was taken, and where updates are not hidden."""
+
+    @property
+    def single(self) -> SingleModels | None:
+        """The models, for whoever looks at them one by one; None where the server sees no whole models."""
+        return None
+
+    @property
+    def dense(self) -> DenseModels | None:
+        """The models, for whoever needs them stacked; None where they are not."""
+        return None
 
     @property
     def nbytes(self) -> int | None:
@@ -67,6 +99,14 @@ class Payload(Protocol):
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         """Return the new global parameters for weights[clients], or one row per candidate for [candidates, clients]."""
         ...
+
+    def aggregate(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        """Return what becomes the new model of a round; of hidden updates there is this one sum and no other."""
+        return self.combine(parameters, weights)
+
+    def noised(self, clip: float, deviation: float, source: Source) -> Payload | None:
+        """Return what each client sends where its change is clipped and noised; None where that is not defined."""
+        return None
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         """Return ‖Θ − Θ_a‖₂ over all parameters together, one number per client."""
@@ -109,6 +149,10 @@ def spans(size: int, rows: int, device: str = "cpu") -> Iterator[slice]:
 
 class SingleModels(Payload, ABC):
     """Whole local models of a cohort that the server can look at one by one, in memory or elsewhere."""
+
+    @property
+    def single(self) -> SingleModels:
+        return self
 
     @property
     @abstractmethod
@@ -201,6 +245,10 @@ class DenseModels(SingleModels):
     """Spans of parameters that are not trained: every model holds the received ones, and so does any combination."""
     at_hand: ClassVar[bool] = True
     """Whether `models` lie in this process; otherwise whoever asks for them has them brought here."""
+
+    @property
+    def dense(self) -> DenseModels:
+        return self
 
     def here(self) -> DenseModels:
         """Return the same models, in the memory of this process."""

@@ -25,13 +25,12 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import DenseModels, Payload, spans
+from steelyard.messages.payloads import DenseModels, spans
 from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.noise import (
     Source,
@@ -154,15 +153,6 @@ def _levelled(shares: Floats, mechanism: str, levels: int, epsilon: float, sourc
     return np.array(found, dtype=np.float64) / (levels - 1)
 
 
-@runtime_checkable
-class NoisyPayload(Protocol):
-    """Updates of another form than whole models that can carry noise."""
-
-    def noised(self, clip: float, deviation: float, source: Source) -> Payload:
-        """Return what each client sends with its change clipped and noise on every number of the shared table."""
-        ...
-
-
 def noisy_models(
     payload: DenseModels, parameters: torch.Tensor, clip: float, deviation: float, source: Source
 ) -> DenseModels:
@@ -210,14 +200,12 @@ class DeviceNoise:
 
     def applied(self, task: Task, updates: Updates) -> Updates:
         """Return the answers of some devices to a task as they may leave them, each noised by itself."""
-        payload, local = updates.payload, self.settings.local
+        models, local = updates.payload.dense, self.settings.local
         assert local is not None
         deviation = self.noise * 2.0 * local.clip
-        if isinstance(payload, DenseModels):
-            noisy: Payload = noisy_models(payload, task.parameters, local.clip, deviation, self.source)
-        elif isinstance(payload, NoisyPayload):
-            noisy = payload.noised(local.clip, deviation, self.source)
-        else:
+        if models is not None:
+            noisy = noisy_models(models, task.parameters, local.clip, deviation, self.source)
+        elif (noisy := updates.payload.noised(local.clip, deviation, self.source)) is None:
             raise UserError(
                 "privacy.local: noise cannot be added to what these clients send; allowed: no [privacy.local]"
             )

@@ -6,7 +6,7 @@ What a cohort adds exactly are fixed-point numbers in a ring, or points of a gri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
 from math import ceil, log2
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, first_names
-from steelyard.messages.payloads import Payload
-from steelyard.messages.updates import Failure, Floats
+from steelyard.messages.payloads import Payload, Summed
+from steelyard.messages.updates import Floats
 from steelyard.privacy.settings import FEWEST, AggregationSettings
 
 if TYPE_CHECKING:
@@ -119,22 +119,6 @@ class Grid:
 
 
 _BLOCK = 1 << 18
-
-
-@dataclass(frozen=True, eq=False)
-class Summed:
-    """What came out of summing a cohort's updates."""
-
-    total: Floats
-    """Σ w·Δ over the clients that stayed: one number per parameter."""
-    clients: tuple[str, ...]
-    """Who is in the sum, ascending."""
-    dropped: tuple[Failure, ...] = ()
-    """Who was to be in it and dropped out after the weights were known."""
-    bytes_sent: dict[str, int] = field(default_factory=dict[str, int])
-    """What each client sent in the round for the sum, where it was counted."""
-    step: float = 0.0
-    """Each client's numbers were rounded to multiples of this."""
 
 
 class BeyondBound(UserError):

@@ -21,8 +21,9 @@ from typing import Protocol
 import numpy as np
 
 from steelyard.base.errors import first_names
+from steelyard.messages.payloads import Summed
 from steelyard.messages.updates import Failure, Floats
-from steelyard.privacy.hidden import FixedPoint, Summed, Words, check_weights
+from steelyard.privacy.hidden import FixedPoint, Words, check_weights
 from steelyard.privacy.secure import Opened, SecureClient, SecureServer, add_stream, stream, vector_digest
 from steelyard.privacy.settings import AggregationSettings
 

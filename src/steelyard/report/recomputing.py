@@ -131,11 +131,11 @@ def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, shar
         return
     if round in one.kept_old:
         again, allowed = before, torch.zeros_like(before)
-    elif updates is None or round not in one.weights or not isinstance(updates.payload, DenseModels):
+    elif updates is None or round not in one.weights or (payload := updates.payload.dense) is None:
         found.skip(f"no updates of {one.words} were kept", round)
         return
     else:
-        again, allowed = _again(one, one.algorithm, before, updates, updates.payload, one.weights[round][1], share)
+        again, allowed = _again(one, one.algorithm, before, updates, payload, one.weights[round][1], share)
     apart = (again - after).abs()
     if not bool(torch.isfinite(again).all()):
         one.algorithm, one.reason = None, "its step needs the cohort's share of all clients, which is not kept"

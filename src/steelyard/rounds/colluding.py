@@ -44,7 +44,7 @@ def with_colluders(
     plan: Plan,
 ) -> Updates:
     """Return the updates with those of colluders (`Clients.colluders`) replaced by what harms this rule most."""
-    if not isinstance(updates.payload, DenseModels):
+    if updates.payload.dense is None:
         return updates
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(updates.clients):
@@ -77,8 +77,8 @@ class _Trial:
         self.federation, self.task = replace(federation, seed=guess), task
         self.state, self.updates, self.server, self.plan, self.rows = state, updates, server, plan, rows
         self.seed = task.seed
-        assert isinstance(updates.payload, DenseModels)
-        self.payload = updates.payload
+        assert updates.payload.dense is not None
+        self.payload = updates.payload.dense
         self.models = self.payload.models
         self.start = task.parameters.to(self.models.device)
 

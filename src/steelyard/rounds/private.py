@@ -269,9 +269,9 @@ class PrivateRounds(Guarantee):
         return rule.weigh(raw, order)
 
     def combine(self, federation: Federation, task: Task, updates: Updates, weighing: Weighing) -> torch.Tensor:
-        central, payload = self.settings.central, updates.payload
+        central, payload = self.settings.central, updates.payload.dense
         assert central is not None
-        if not isinstance(payload, DenseModels):
+        if payload is None:
             raise UserError(
                 "privacy.central: the server sees no single models in this run; allowed: no [privacy.central]"
             )

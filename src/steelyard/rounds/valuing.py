@@ -17,7 +17,6 @@ from steelyard.base.errors import UserError
 from steelyard.base.measures import Z
 from steelyard.base.randomness import generator
 from steelyard.clients.protocol import Clients, Server
-from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Counts, Floats, Question, RowTests
 from steelyard.rounds.plan import AGREEMENT, ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Combine, Draft
@@ -139,13 +138,13 @@ def _grouped(tests: RowTests, measure: Measure) -> Tested:
 
 def _by_classes(draft: Draft, server: Server, weights: Floats) -> RoundValues:
     """Return the cosine of each client's update with the rule's, by class in the last layer, as ShapFed has it."""
-    payload, layer = draft.updates.payload, server.output_layer(draft.federation.seed)
-    if layer is None or not isinstance(payload, DenseModels):
+    models, layer = draft.updates.payload.dense, server.output_layer(draft.federation.seed)
+    if layer is None or models is None:
         raise UserError(
             "contributions.method: got 'classes', and the server knows no last layer here; allowed: shapley, "
             "leave-one-out"
         )
-    grams = payload.grams_of(draft.before.parameters, layer)
+    grams = models.grams_of(draft.before.parameters, layer)
     classes = np.stack([cosines(gram, weights) for gram in grams], axis=1)
     sizes = np.ones(classes.shape[1], dtype=np.int64)
     none = np.zeros(len(classes))

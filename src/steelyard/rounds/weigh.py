@@ -23,9 +23,9 @@ from steelyard.clients.protocol import Server
 from steelyard.defence.admission import NOT_FINITE, admit
 from steelyard.defence.robust import RobustRule
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
-from steelyard.messages.payloads import DenseModels, ServerTest, SingleModels
+from steelyard.messages.payloads import DenseModels, Payload, ServerTest, SingleModels
 from steelyard.messages.updates import Counts, Failure, Floats, Task, Updates
-from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
+from steelyard.privacy.hidden import BeyondBound
 from steelyard.rounds.private import NO_GUARANTEE, Guarantee, nobody
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
@@ -161,7 +161,7 @@ class Combiner:
         if not self._steps:
             return average, self._tensors
         updates = self._updates
-        payload = None if updates is None else updates.payload
+        models = None if updates is None else updates.payload.dense
         given = ServerStep(
             parameters=self._task.parameters.to(average.device),
             average=average,
@@ -169,7 +169,7 @@ class Combiner:
             tensors={name: tensor.to(average.device) for name, tensor in self._tensors.items()},
             share=self._share,
             momentum=self._momentum,
-            models=payload.models if isinstance(payload, DenseModels) else None,
+            models=None if models is None else models.models,
             sent=None if updates is None else updates.vectors,
             steps=None if updates is None else updates.steps,
         )
@@ -203,19 +203,16 @@ def _average(
     federation: Federation, task: Task, updates: Updates, view: CohortView
 ) -> Callable[[Floats], torch.Tensor]:
     """Return what sums this cohort's models under any weights: plainly, hidden, or by a robust rule."""
-    settings, payload = federation.rule.settings.defence, updates.payload
-    if isinstance(payload, HiddenUpdates):
-        return partial(_aggregate, task, payload)
-    policy = federation.rule.policy
-    if policy is not None and policy.applies_to == "updates" and isinstance(payload, SingleModels):
-        return partial(_stepped, task, payload)
+    settings, models, policy = federation.rule.settings.defence, updates.payload.single, federation.rule.policy
+    if models is not None and policy is not None and policy.applies_to == "updates":
+        return partial(_stepped, task, models)
     if settings is None or not settings.robust:
-        return partial(payload.combine, task.parameters)
-    if not isinstance(payload, SingleModels):
+        return partial(_aggregate, task, updates.payload)
+    if models is None:
         raise UserError(
             "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
         )
-    rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, lambda: view.root, view.memory.get(RADIUS))
+    rule = RobustRule(settings, models, task.parameters, lambda: view.gram, lambda: view.root, view.memory.get(RADIUS))
 
     def combine(weights: Floats) -> torch.Tensor:
         found = rule.combine(weights)
@@ -233,8 +230,8 @@ def _stepped(task: Task, payload: SingleModels, weights: Floats) -> torch.Tensor
     return payload.keep_frozen(payload.combine(task.parameters, weights) + rest * start, task.parameters)
 
 
-def _aggregate(task: Task, payload: HiddenUpdates, weights: Floats) -> torch.Tensor:
-    """Return the model of one hidden sum; one that honest clients cannot have ends the federation.
+def _aggregate(task: Task, payload: Payload, weights: Floats) -> torch.Tensor:
+    """Return the weighted sum; a hidden one that honest clients cannot have ends the federation.
 
     It does not go on with the next round: that would begin from the same model, where full batches give the same
     updates, and a second sum of them for other clients or weights is one more equation about single ones.
@@ -251,7 +248,7 @@ def as_summed(updates: Updates, weighing: Weighing) -> tuple[Updates, Weighing]:
 
     Only hidden updates can be missing from their own sum: those that the server sees are there before it weighs.
     """
-    summed = updates.payload.summed if isinstance(updates.payload, HiddenUpdates) else None
+    summed = updates.payload.summed
     if summed is None:
         return updates, weighing
     stayed = set(summed.clients)
@@ -464,9 +461,9 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
     payloads: list[DenseModels] = []
     starts: list[np.ndarray] = []
     for draft in fitting:
-        if not isinstance(draft.updates.payload, DenseModels) or draft.weighing is None:
+        if (models := draft.updates.payload.dense) is None or draft.weighing is None:
             raise UserError("weighing.fit: the server sees no single models in this run; allowed: no [weighing.fit]")
-        payloads.append(draft.updates.payload)
+        payloads.append(models)
         starts.append(draft.weighing.weights)
     seeds = [draft.federation.seed for draft in fitting]
     start = fitting[0].before.parameters

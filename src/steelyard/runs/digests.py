@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
-from steelyard.messages.payloads import DenseModels, Payload
+from steelyard.messages.payloads import Payload
 from steelyard.messages.updates import Signed, Updates
 from steelyard.proof.signing import DIGEST_BYTES, model_digest, salted_digest, server_salt, task_digest
 from steelyard.rounds.state import Federation, RoundRecord, RoundState, States
@@ -114,16 +114,16 @@ class Digests:
 
         self._beside = self._beside or ThreadPoolExecutor(1, "digests")
         self._under_way = self._beside.submit(beside)
-        payloads = [each.payload for each in work if isinstance(each.payload, DenseModels)]
+        payloads = [dense for each in work if each.payload is not None and (dense := each.payload.dense) is not None]
         if not all(payload.at_hand and payload.like.is_cuda for payload in payloads):
             self._wait()  # A matrix too large for the GPU, or on other ranks, is not held beside the next one.
 
     def _hashable(self, updates: Updates | None) -> Payload | None:
         if updates is None or set(updates.clients) <= {name for one in updates.signed for name in one.digests}:
             return None  # Whoever checked a node's signature has taken the digest.
-        if self._every or not isinstance(updates.payload, DenseModels):
+        payload, steps = updates.payload.dense, updates.steps
+        if self._every or payload is None:
             return updates.payload
-        payload, steps = updates.payload, updates.steps
         here = payload.at_hand and not payload.like.is_cuda
         long = here and steps is not None and len(steps) > 0 and steps.mean() >= MANY_STEPS
         return payload if long or payload.nbytes <= FEW_BYTES else None

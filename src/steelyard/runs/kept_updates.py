@@ -58,14 +58,14 @@ def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states:
     about: dict[str, dict[str, object]] = {}
     for record in records:
         updates = record.updates
-        if updates is None or not isinstance(updates.payload, DenseModels):
+        if updates is None or (payload := updates.payload.dense) is None:
             continue
-        models = updates.payload.models
+        models = payload.models
         tensors[f"models/{record.federation}"] = models if keep_as == "float32" else models.to(ROUNDED)
         for name, sent in updates.vectors.items():
             tensors[f"sent/{name}/{record.federation}"] = sent
         whole = {name: getattr(updates, name) for name in _Kept.model_fields if name != "frozen"}
-        about[record.federation] = {**whole, "frozen": updates.payload.frozen, **updates.write()}
+        about[record.federation] = {**whole, "frozen": payload.frozen, **updates.write()}
     write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about, default=asdict)})
 
 

@@ -279,15 +279,15 @@ class Cohort(CohortView):
 
     @property
     def _single(self) -> SingleModels:
-        if not isinstance(self.payload, SingleModels):
+        if (models := self.payload.single) is None:
             raise _no_models()
-        return self.payload
+        return models
 
     @property
     def _dense(self) -> DenseModels:
-        if not isinstance(self.payload, DenseModels):
+        if (models := self.payload.dense) is None:
             raise _no_models()
-        return self.payload
+        return models
 
     @cached_property
     def divergence(self) -> Floats:

@@ -37,8 +37,9 @@ from steelyard.clients.flower.hidden_messages import (
 from steelyard.clients.flower.register import FederateSettings
 from steelyard.clients.flower.tasks import Refusal, pack_parameters
 from steelyard.clients.flower.wire import pack
+from steelyard.messages.payloads import Summed
 from steelyard.messages.updates import Failure, Floats, Task, Updates
-from steelyard.privacy.hidden import FixedPoint, HiddenUpdates, Summed
+from steelyard.privacy.hidden import FixedPoint, HiddenUpdates
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, Opened, PublicKeys, SecureServer, round_context
 from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.settings import FEWEST, AggregationSettings

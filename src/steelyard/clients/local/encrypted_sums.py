@@ -16,8 +16,9 @@ import tenseal
 from numpy.typing import NDArray
 
 from steelyard.base.logs import doing
+from steelyard.messages.payloads import Summed
 from steelyard.messages.updates import Failure, Floats
-from steelyard.privacy.hidden import MODULUS_BITS, Grid, Summed, check_weights
+from steelyard.privacy.hidden import MODULUS_BITS, Grid, check_weights
 from steelyard.privacy.settings import AggregationSettings
 
 if TYPE_CHECKING:

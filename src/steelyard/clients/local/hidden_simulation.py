@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from steelyard.base.errors import in_words
 from steelyard.base.logs import doing
 from steelyard.clients.protocol import Sending, Step
-from steelyard.messages.payloads import DenseModels
+from steelyard.messages.payloads import Summed
 from steelyard.messages.updates import Failure, Floats, Task, Updates
-from steelyard.privacy.hidden import FixedPoint, Grid, HiddenUpdates, Summed, Words, beyond, check_installed
+from steelyard.privacy.hidden import FixedPoint, Grid, HiddenUpdates, Words, beyond, check_installed
 from steelyard.privacy.secure import (
     PUBLIC_BYTES,
     Opened,
@@ -63,8 +63,8 @@ class Hide(Step[Sending]):
         sending.updates = self._hidden(sending.task, sending.updates)
 
     def _hidden(self, task: Task, answer: Updates) -> Updates:
-        payload = answer.payload
-        assert isinstance(payload, DenseModels)
+        payload = answer.payload.dense
+        assert payload is not None
         faults = beyond(payload.models, task.parameters, self.settings.bound)
         keep = [row for row, fault in enumerate(faults) if fault is None]
         left = [Failure(answer.clients[row], fault) for row, fault in enumerate(faults) if fault is not None]

@@ -44,8 +44,8 @@ class Trained(Sending):
     @property
     def models(self) -> torch.Tensor:
         """What is sent, [clients, parameters], brought into this process; steps write into it."""
-        payload = self.updates.payload
-        assert isinstance(payload, DenseModels)
+        payload = self.updates.payload.dense
+        assert payload is not None
         if (here := payload.here()) is not payload:
             self.updates = replace(self.updates, payload=here)
         return here.models
@@ -58,8 +58,9 @@ class Trained(Sending):
 
 def models_of(updates: Updates) -> torch.Tensor:
     """Return single models; whoever hides them comes last."""
-    assert isinstance(updates.payload, DenseModels)
-    return updates.payload.models
+    models = updates.payload.dense
+    assert models is not None
+    return models.models
 
 
 class OfAlgorithm(Step[Trained]):
@@ -494,8 +495,8 @@ class Clock(Step[Sending]):
 
     def _bytes(self, task: Task, updates: Updates) -> tuple[float, float]:
         """Return the bytes that each client receives and sends: numbers of four bytes, without what stays at home."""
-        size, payload = len(task.parameters), updates.payload
-        kept = sum(end - begin for begin, end in payload.frozen) if isinstance(payload, DenseModels) else 0
+        size, models = len(task.parameters), updates.payload.dense
+        kept = sum(end - begin for begin, end in models.frozen) if models is not None else 0
         received, sent = len(task.algorithm.receives), len(task.algorithm.sends)
         return 4.0 * (size - kept + size * received), 4.0 * (size - kept + size * sent)
 
@@ -535,10 +536,10 @@ class Clock(Step[Sending]):
         found = {client: late for client, late in found.items() if client not in updates.clients}
         if not found:
             return updates
-        here, payload = models_of(updates), updates.payload
+        here, payload = models_of(updates), updates.payload.dense
         start = task.parameters.to(here.device)
         models = torch.cat([here, *(start + models_of(late).to(here.device) for late in found.values())])
-        frozen = payload.frozen if isinstance(payload, DenseModels) else ()
+        frozen = () if payload is None else payload.frozen
         failures = [failure for failure in updates.failures if failure.client not in found]
         answers = [updates, *found.values()]
         together = Updates.joined(task, answers, failures, lambda order: DenseModels(models[order], frozen))
