@@ -8,7 +8,7 @@ from tests.clients.local import engine_cases, kernel_cases
 
 from steelyard.clients.local.cnn import gpu
 from steelyard.clients.local.cnn.steps import ConvSteps
-from steelyard.clients.local.engines.graphs import GraphEngine
+from steelyard.clients.local.engines.stacked import GraphEngine
 
 _patch = interpreter._patch_lang_tensor
 

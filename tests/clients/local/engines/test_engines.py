@@ -14,7 +14,7 @@ from torch import nn
 
 from steelyard.clients.local import Simulation
 from steelyard.clients.local.engines import trial
-from steelyard.clients.local.engines.graphs import GraphEngine
+from steelyard.clients.local.engines.stacked import GraphEngine
 from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep, MappedStep, StackStep
 from steelyard.clients.local.engines.table import hand_derived_steps
 from steelyard.learning.descent import Descent

@@ -14,9 +14,8 @@ from steelyard.clients.local.cnn.cpu import FusedEngine
 from steelyard.clients.local.cnn.pooled import KERNELS as WINOGRAD_KERNELS
 from steelyard.clients.local.cnn.steps import ConvSteps
 from steelyard.clients.local.engines.engine import Engine, SequentialEngine, ThreadsEngine, TrainingSetup
-from steelyard.clients.local.engines.graphs import GraphEngine
 from steelyard.clients.local.engines.processes import ProcessesEngine, can_fork
-from steelyard.clients.local.engines.stacked import StackedEngine, in_half_the_memory, near_the_core
+from steelyard.clients.local.engines.stacked import GraphEngine, SteppedEngine, in_half_the_memory, near_the_core
 from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep, MappedStep, StackStep
 from steelyard.clients.local.hardware import ready
 from steelyard.clients.local.layers import has_hooks, unmasked_norms
@@ -199,12 +198,12 @@ def _make_hand(setup: TrainingSetup, chunk: int | None) -> Engine:
     if _on_gpu(setup):
         return GraphEngine(setup, lambda descent: _on_device(setup, steps, descent), "stacked/hand", chunk)
     most = chunk or setup.chunk or near_the_core(setup)
-    return StackedEngine(setup, lambda descent: HandDerivedStep(steps, descent), "stacked/hand", most, setup.threads)
+    return SteppedEngine(setup, lambda descent: HandDerivedStep(steps, descent), "stacked/hand", most, setup.threads)
 
 
 def _make_vmap(setup: TrainingSetup, chunk: int | None) -> Engine:
     most = chunk or setup.chunk or in_half_the_memory(setup)
-    return StackedEngine(setup, lambda descent: MappedStep(setup, descent, products=False), "stacked/vmap", most)
+    return SteppedEngine(setup, lambda descent: MappedStep(setup, descent, products=False), "stacked/vmap", most)
 
 
 def _captured(kind: type[MappedStep], name: str) -> Callable[[TrainingSetup, int | None], Engine]:

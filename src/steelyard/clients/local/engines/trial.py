@@ -13,7 +13,7 @@ import torch
 
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.engines.engine import Engine, SequentialEngine, TrainingSetup, train_job
-from steelyard.clients.local.engines.graphs import even
+from steelyard.clients.local.engines.stacked import even
 from steelyard.clients.local.hardware import arithmetic
 from steelyard.learning.training import ClientLoop
 
