@@ -13,7 +13,6 @@ import pytest
 from steelyard.base.logs import current, doing
 from steelyard.rounds import progress
 from steelyard.rounds.progress import (
-    Expectation,
     paused,
     show_duration,
     show_progress,
@@ -109,7 +108,7 @@ def test_scores_and_durations_have_the_unit_that_fits(show: Callable[[float], st
         (
             *(9, True),
             [(round, seconds, {"DS": round / 10}) for round, seconds in ((0, 0), (1, 4.9), (2, 0.1), (3, 4.9), (9, 0))],
-            ["round 0/9: DS 0.00%", "round 2/9: DS 20.00%", "round 9/9: DS 90.00%"],
+            ["round 0/9: DS 0.00%", "round 2/9: DS 20.00%; about 1 s left", "round 9/9: DS 90.00%"],
         ),
         # Nobody is told of what is not known, nor of the fifth and further.
         (
@@ -129,11 +128,17 @@ def test_scores_and_durations_have_the_unit_that_fits(show: Callable[[float], st
             ["round 1/1: fedavg, seed 101: 10.00%; ε of fedavg, seed 101: 1.25"],
         ),
         (7, False, [(2, 0, {"rmse": 0.98765})], ["round 2/7: rmse 0.988"]),
+        # The first round, which also sets up, says nothing of how long the others take.
         (
-            *(100, True),
-            [(round, 60, {"DS": 0.5}) for round in range(3)],
-            ["round 0/100: DS 50.00%", *(f"round {round}/100: DS 50.00%; about 1.6 h left" for round in (1, 2))],
+            *(100, False),
+            [(0, 0, {}), (1, 90, {}), (2, 60, {}), (3, 30, {})],
+            [
+                *("round 0/100", "round 1/100", "round 2/100; about 1.6 h left"),
+                "round 3/100; about 73 min left",
+            ],
         ),
+        # A run that goes on.
+        (99, False, [(51, 0, {}), (52, 1, {}), (53, 4, {})], ["round 51/99", "round 53/99; about 2 min left"]),
     ],
 )
 def test_lines_of_rounds(
@@ -152,25 +157,6 @@ def test_lines_of_rounds(
             report(round, figures)
     assert screen.getvalue().splitlines() == lines
     assert screen.flushed >= len(lines)  # each is written through at once
-
-
-@pytest.mark.parametrize(
-    ("rounds", "marks", "left"),
-    [
-        # Ten seconds for the first round, which also sets up, then two each.
-        (10, [(0, 0.0), (1, 10.0), (2, 12.0), (3, 14.0), (4, 16.0)], [None, None, None, 14, 12]),
-        # Of long rounds it is told after the first.
-        (3, [(0, 0.0), (1, 60.0), (2, 100.0)], [None, 120, 40]),
-        # A run that goes on.
-        (100, [(51, 0.0), (52, 1.0), (53, 2.0), (54, 3.0)], [None, None, None, 46]),
-    ],
-)
-def test_time_left_leaves_the_first_round_out(
-    rounds: int, marks: list[tuple[int, float]], left: list[float | None]
-) -> None:
-    expected = Expectation(rounds)
-    found = [expected.left(*mark) for mark in marks]
-    assert found == [None if wanted is None else pytest.approx(wanted) for wanted in left]
 
 
 # what is being done --------------------------------------------------------------------------------------------------
@@ -311,5 +297,5 @@ def test_a_notebook_gets_one_line_that_changes_each_half_second(
         for round in range(4):
             report(round, {"DS": 0.5})
             clock.now += 0.25
-    assert shown == ["round 0/9: DS 50.00%", "again: round 2/9: DS 50.00%"]
+    assert shown == ["round 0/9: DS 50.00%", "again: round 2/9: DS 50.00%; about 2 s left"]
     assert screen.getvalue() == ""

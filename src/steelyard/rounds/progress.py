@@ -30,9 +30,6 @@ BEAT_SECONDS = 10.0
 """After so long a silence a line says what is being done."""
 SPENT = "ε"
 """Figures under names that begin so are privacy spent, not scores."""
-FEW_ROUNDS = 3
-FEW_SECONDS = 20.0
-"""After so many rounds, or one round and so many seconds, the time left is named."""
 
 
 RAISE = "Raise rounds.fraction or rounds.min_clients, unless this is meant."
@@ -64,27 +61,6 @@ def shown_by_default() -> bool:
     return _notebook() is not None or sys.stderr.isatty()
 
 
-class Expectation:
-    """How long the rounds will still take, from how long they took; the first, which also sets up, counts least."""
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._marks: list[tuple[int, float]] = []
-
-    def left(self, round: int, now: float) -> float | None:
-        """Return the seconds that are left after a round; None while there is too little to go by."""
-        if len(self._marks) < 2:
-            self._marks.append((round, now))
-        begun, since = self._marks[0]
-        done = round - begun
-        if done < 1 or (done < FEW_ROUNDS and now - since < FEW_SECONDS):
-            return None
-        first, after = self._marks[1]
-        if round > first:
-            done, since = round - first, after
-        return (now - since) / done * (self._rounds - round)
-
-
 class _Display:
     """Lines now and then: often enough to see life, seldom enough for a log. With a bar of rich's that instead.
 
@@ -93,32 +69,28 @@ class _Display:
 
     def __init__(self, write: Callable[[str], None], seconds: float = PLAIN_SECONDS, *, bar: bool = False) -> None:
         self._write, self._seconds, self._draws = write, seconds, bar
-        self._rounds, self._expected, self._percent = 0, Expectation(0), True
-        self._last, self._round_last = time.monotonic(), float("-inf")
-        self._bar = _bar() if bar else None
+        self._percent, self._last, self._round_last = True, time.monotonic(), float("-inf")
+        self._bar, self._drawn = _bar(drawn=bar), bar
 
     def begin(self, rounds: int, percent: bool = True) -> None:
-        if self._draws and self._bar is None:
-            self._bar = _bar()  # the next of several runs, such as a scene of an arena
-        self._rounds, self._expected, self._percent = rounds, Expectation(rounds), percent
-        if self._bar is not None:
-            self._bar.update(_TASK, total=rounds)
+        if not self._drawn:  # it may be the next of several runs, such as a scene of an arena
+            self._bar, self._drawn = _bar(drawn=self._draws), self._draws
+        self._percent = percent
+        self._bar.update(_TASK, total=rounds)
 
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
-        now, figures = time.monotonic(), _figures(accuracies, self._percent)
-        left = self._expected.left(round, now)
-        if self._bar is not None:
-            self._bar.update(_TASK, completed=round, figures=figures)
-        elif round == self._rounds or now - self._round_last >= self._seconds:
+        now, figures, task = time.monotonic(), _figures(accuracies, self._percent), self._bar.tasks[_TASK]
+        self._bar.update(_TASK, completed=round, figures=figures)
+        if not self._drawn and (task.finished or now - self._round_last >= self._seconds):
             self._last = self._round_last = now
-            rest = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
-            self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{rest}")
+            rest = f"; about {show_duration(task.time_remaining)} left" if task.time_remaining else ""
+            self._write(f"round {round}/{task.total}{f': {figures}' if figures else ''}{rest}")
 
     def beat(self, now: float) -> None:
         doing = current()
         if doing is None:
             self._last = max(self._last, now)  # while nothing is done there is nothing to be silent about
-        if doing is None or self._bar is not None or now - self._last < BEAT_SECONDS:
+        if doing is None or self._drawn or now - self._last < BEAT_SECONDS:
             return
         self._last = now
         what, since = doing
@@ -128,32 +100,35 @@ class _Display:
 
     def pause(self) -> None:
         self._last = float("inf")
-        if self._bar is not None:
+        if self._drawn:
             # Questions come before the rounds: what is taken away holds nothing yet.
             self._bar.live.transient = True
             self._bar.stop()
 
     def go_on(self) -> None:
         self._last = time.monotonic()
-        if self._bar is not None:
-            self._bar = _bar()  # the old one would wipe out the answer when it is drawn again
+        if self._drawn:
+            self._bar = _bar(drawn=True)  # the old one would wipe out the answer when it is drawn again
 
     def end(self) -> None:
         self._last = time.monotonic()
-        if self._bar is not None:
+        if self._drawn:
             # What ends before its rounds begin, such as a refusal, leaves no empty bar behind.
             self._bar.live.transient = self._bar.tasks[_TASK].total is None
             self._bar.stop()
-            self._bar = None
+        self._drawn = False
 
 
 _TASK: Any = 0
 """The one task of a bar."""
 
 
-def _bar() -> Bar:
-    """Return a bar that has been started; it goes on moving by itself, and also says what is being done."""
-    # For speed of start: a run without a terminal draws no bar.
+def _bar(*, drawn: bool) -> Bar:
+    """Return a bar that has been started; it goes on moving by itself, and also says what is being done.
+
+    One that is not drawn still knows how much time is left.
+    """
+    # For speed of start: tables show scores without it.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.progress import TimeRemainingColumn as TimeLeftColumn
@@ -170,7 +145,16 @@ def _bar() -> Bar:
                     yield Text(line, no_wrap=True, overflow="ellipsis")
 
     columns = (TextColumn("rounds"), BarColumn(bar_width=30), MofNCompleteColumn())
-    made = Lines(*columns, TimeElapsedColumn(), TimeLeftColumn(), console=Console(stderr=True))
+    made = Lines(
+        *columns,
+        TimeElapsedColumn(),
+        TimeLeftColumn(),
+        console=Console(stderr=True),
+        # All rounds but the first, which also sets up; by default those of the last 30 seconds, which may be none.
+        speed_estimate_period=math.inf,
+        get_time=time.monotonic,
+        disable=not drawn,
+    )
     made.add_task("rounds", total=None, figures="")
     made.start()
     return made
