@@ -15,7 +15,7 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from steelyard.base.settings import field_texts
+from steelyard.base.documents import field_texts
 
 LONGEST_EXAMPLE = 60
 TOP = "top of the file"

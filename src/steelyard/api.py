@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, expect, path_of, texts_of
-from steelyard.base.settings import Code, Section, explain, marked
+from steelyard.base.marks import Code, marked
+from steelyard.base.settings import Section, explain
 from steelyard.base.usercode import hand_over_as, is_handed_over
 from steelyard.experiment import running
 from steelyard.experiment.description import Description

@@ -8,7 +8,8 @@ from pydantic import model_validator
 
 from steelyard.algorithms import catalogue
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import Code, Named, read_named, validated
+from steelyard.base.marks import Code
+from steelyard.base.settings import Named, read_named, validated
 from steelyard.messages.algorithm import Algorithm
 
 

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import sys
-import threading
 import tomllib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
-from operator import setitem
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
@@ -30,14 +22,12 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError, core_schema, to_jsonable_python
+from pydantic_core import PydanticCustomError, to_jsonable_python
 
+from steelyard.base.documents import Told, field_texts
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.usercode import PYTHON
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-MarkT = TypeVar("MarkT")
 
 LARGEST = 10**18
 """No whole number of an experiment is larger: beyond it, arrays and databases cannot count."""
@@ -66,7 +56,7 @@ else:  # type checkers see what pydantic declares
                 raise UserError(f"{cls.__name__}: {explain(error, cls)}") from None
 
 
-class Section(BaseModel, metaclass=_OneLine):
+class Section(Told, metaclass=_OneLine):
     """One table of an experiment file: frozen, every field checked, unknown fields refused.
 
     Derive from it in the package that the section configures; a string under a field is its documentation and
@@ -220,31 +210,6 @@ def _printed_name(value: str) -> str:
     if not value.strip() or value != value.strip() or not value.isprintable() or "#" in value or len(value) > 200:
         raise PydanticCustomError("plain", "1 to 200 printable characters without '#' or blanks around them")
     return value
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """Marks a field that names a file to read: a relative path means one beside the experiment's file.
-
-    Use it as Annotated[Path, DataFile()]. What is written, such as `store.folder`, goes to the working folder.
-    """
-
-    on_node: str = ""
-    """The key of a node's own configuration that stands in for the field; empty: no server may name such a file."""
-    with_settings: bool = False
-    """Whether the file is read with the settings themselves, wherever these go afterwards."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """Marks a field that names code of the user's own, a file or a module: Annotated[str, Code()]."""
-
-    among_names: bool = False
-    """Whether the field also takes names of ours: code is then what has a colon, as in "losses.py:mean"."""
-
-    def named_by(self, text: str) -> bool:
-        """Whether a text in the field names code in a file or a module."""
-        return not self.among_names or (":" in text and not text.startswith(PYTHON))
 
 
 ShortName = Annotated[str, AfterValidator(_short_name)]
@@ -427,7 +392,7 @@ def _path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | s
         if not section and not isinstance(part, int) and get_origin(current) not in (dict, Mapping):
             break
         path.append(part)
-        current = _step(current, part)
+        current = type_below(current, part)
     return path
 
 
@@ -447,75 +412,33 @@ def known_fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]
     """Return the field names of the section at a path, for the nearest match to a misspelt one."""
     current: Any = model
     for part in path:
-        current = _step(current, part)
+        current = type_below(current, part)
         if current is None:
             return []
-    return sorted(_fields_of(current)) if isinstance(current, type) and issubclass(current, BaseModel) else []
+    return sorted(fields_of(current)) if isinstance(current, type) and issubclass(current, BaseModel) else []
 
 
-def _fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a section by name; of one of several kinds those of all its kinds."""
     kinds = section.kinds.values() if issubclass(section, Kinds) and not section.named else ()
     return {field.alias or name: field for each in (section, *kinds) for name, field in each.model_fields.items()}
 
 
-def _step(annotation: Any, part: int | str) -> Any:
+def type_below(annotation: Any, part: int | str) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        field = _fields_of(annotation).get(str(part))
-        return None if field is None else _unwrap(field.annotation)
+        field = fields_of(annotation).get(str(part))
+        return None if field is None else plain_type(field.annotation)
     inner = [argument for argument in get_args(annotation) if argument is not Ellipsis]
-    return _unwrap(inner[-1]) if inner else None
+    return plain_type(inner[-1]) if inner else None
 
 
-def _unwrap(annotation: Any) -> Any:
+def plain_type(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
-        return _unwrap(get_args(annotation)[0])
+        return plain_type(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         models = [argument for argument in get_args(annotation) if argument is not type(None)]
-        return _unwrap(models[0])
+        return plain_type(models[0])
     return annotation
-
-
-# Marked fields, in a document that may be wrong in any way and in sections.
-
-
-def marked(
-    section: type[BaseModel], given: Any, kind: type[MarkT], before: str = ""
-) -> Iterator[tuple[str, MarkT, str, Callable[[str], None]]]:
-    """Go over the texts in marked fields: the field, its mark, the text, and what puts another text into a document."""
-    table: dict[str, Any] = dict(given) if isinstance(given, BaseModel) else given
-    for name, field in _fields_of(section).items():
-        if name in table:
-            mark = _mark_in((*field.metadata, field.annotation), kind)
-            yield from _marked_below(_unwrap(field.annotation), table, name, kind, mark, f"{before}{name}")
-
-
-def _marked_below(
-    annotation: Any, holder: Any, key: Any, kind: type[MarkT], mark: MarkT | None, path: str
-) -> Iterator[tuple[str, MarkT, str, Callable[[str], None]]]:
-    value = holder[key]
-    if isinstance(value, list | tuple):
-        inner = _step(annotation, 0)
-        for index in range(len(cast("Sequence[Any]", value))):
-            place = f"{path}.{index}" if len(cast("Sequence[Any]", value)) > 1 or mark is None else path
-            yield from _marked_below(inner, value, index, kind, mark, place)
-    elif mark is not None and isinstance(value, str | PurePath):
-        yield path, mark, str(value), partial(setitem, holder, key)
-    elif isinstance(value, BaseModel):
-        yield from marked(type(value), value, kind, f"{path}.")
-    elif isinstance(value, dict) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield from marked(annotation, value, kind, f"{path}.")
-    elif isinstance(value, dict):
-        for name in cast("dict[str, Any]", value):
-            yield from _marked_below(_step(annotation, name), value, name, kind, None, f"{path}.{name}")
-
-
-def _mark_in(annotations: Sequence[Any], kind: type[MarkT]) -> MarkT | None:
-    for annotation in annotations:
-        found = annotation if isinstance(annotation, kind) else _mark_in(get_args(annotation), kind)
-        if found is not None:
-            return found
-    return None
 
 
 # Sections with other values.
@@ -540,105 +463,3 @@ def replaced(value: Any, keys: Sequence[str], new: Any, shown: str) -> Any:
 def fields_given(section: BaseModel) -> dict[str, Any]:
     """Return the fields of a section that were given, by name; sections inside stay sections."""
     return {name: value for name, value in section if name in section.model_fields_set}
-
-
-# What fields of an experiment mean: the strings under them in the code, for the schema and the reference.
-
-
-_parsing = threading.Lock()
-"""Python 3.11 counts the depth of all trees that threads build at a time in one place, and fails where they mix."""
-
-
-class Document(BaseModel):
-    """What commands print as JSON, and tables and reports are made of: frozen, every field named and typed.
-
-    Derive from it for a result. A number that is not known is NaN, in JSON null; `document["field"]` is
-    `document.field`, for scripts of before documents were classes.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in {**type(self).model_fields, **type(self).model_computed_fields}:
-            raise KeyError(name)
-        return getattr(self, name)
-
-    @classmethod
-    def schema_of_output(cls) -> dict[str, Any]:
-        """Return the JSON schema of what is printed, every field with its meaning; a number may be null."""
-        return schema_with_texts(cls, _Printed, "serialization")
-
-
-class _Printed(GenerateJsonSchema):
-    """The schema of what is printed, where NaN, a number that is not known, is null."""
-
-    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
-        return {"type": ["number", "null"]}
-
-
-@cache
-def field_texts(section: type[BaseModel]) -> dict[str, str]:
-    """Return the string under each field of a section, those of the sections that it derives from included."""
-    found = dict[str, str]()
-    for base in reversed(section.__mro__):
-        if issubclass(base, BaseModel):
-            found.update(_own_texts(base))
-    return {name: text for name, text in found.items() if name in section.model_fields}
-
-
-def _own_texts(section: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    with _parsing:
-        definition = _classes(section.__module__).get(section.__qualname__)
-    for field, under in pairwise(definition.body if definition else ()):
-        match field, under:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, inspect.cleandoc(text)
-            case _:
-                pass
-
-
-@cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a module by their qualified names: parsed once, where `inspect` would for each of them."""
-    found: dict[str, ast.ClassDef] = {}
-
-    def look(node: ast.AST, path: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            match child:
-                case ast.ClassDef():
-                    found[path + child.name] = child
-                    look(child, f"{path}{child.name}.")
-                case ast.FunctionDef():
-                    look(child, f"{path}{child.name}.<locals>.")
-                case _:
-                    pass
-
-    # What is made in an interactive session has no file to read.
-    with suppress(OSError, TypeError, KeyError):
-        look(ast.parse(inspect.getsource(sys.modules[module])), "")
-    return found
-
-
-def first_line(made: type) -> str:
-    """Return what a class says of itself, without the full stop: for lists of what there is."""
-    return (made.__doc__ or "").split("\n")[0].rstrip(".")
-
-
-def schema_with_texts(
-    section: type[BaseModel],
-    generator: type[GenerateJsonSchema] = GenerateJsonSchema,
-    mode: Literal["validation", "serialization"] = "validation",
-) -> dict[str, Any]:
-    """Return the JSON schema of a section and of all that it holds, every field with its meaning."""
-    schema = section.model_json_schema(schema_generator=generator, mode=mode)
-    known = {kind.__name__: kind for base in (Section, Document) for kind in _all_below(base)}
-    for name, part in {section.__name__: schema, **schema.get("$defs", {})}.items():
-        for field, text in field_texts(known[name]).items() if name in known and "properties" in part else ():
-            part["properties"][field].setdefault("description", text)
-    return schema
-
-
-def _all_below(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for below in section.__subclasses__():
-        yield below
-        yield from _all_below(below)

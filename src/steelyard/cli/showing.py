@@ -15,8 +15,9 @@ import typer
 
 from steelyard import manual
 from steelyard.algorithms import catalogue
+from steelyard.base.documents import first_line, schema_with_texts
 from steelyard.base.errors import UserError, brief, listed, printable
-from steelyard.base.settings import Section, first_line, parse, schema_with_texts
+from steelyard.base.settings import Section, parse
 from steelyard.cli.options import Format, FormatOption, SeedOption, SetOption, recipe_names
 from steelyard.cli.printing import emit, terminal_width
 from steelyard.experiment.learning import LearningDescription

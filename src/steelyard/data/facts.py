@@ -17,8 +17,9 @@ from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.files import read_csv
+from steelyard.base.marks import DataFile
 from steelyard.base.randomness import generator
-from steelyard.base.settings import DataFile, Section
+from steelyard.base.settings import Section
 
 KINDS: tuple[Literal["device", "user"], ...] = ("device", "user")
 CLIENT = "client"

@@ -9,17 +9,8 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, Validati
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError
-from steelyard.base.settings import (
-    Code,
-    PrintedName,
-    Section,
-    ShortName,
-    fields_given,
-    known_fields,
-    marked,
-    replaced,
-    validated,
-)
+from steelyard.base.marks import Code, marked
+from steelyard.base.settings import PrintedName, Section, ShortName, fields_given, known_fields, replaced, validated
 from steelyard.clients.flower.register import FederateSettings
 from steelyard.experiment import checks
 from steelyard.experiment.checks import check_private

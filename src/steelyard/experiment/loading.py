@@ -17,7 +17,8 @@ import tomli_w
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, listed, nearest, own_folder, told_as, writable
 from steelyard.base.files import RUN_FILE as RUN_FILE
-from steelyard.base.settings import Code, DataFile, MarkT, PrintedName, change, marked, parse, validated
+from steelyard.base.marks import Code, DataFile, MarkT, marked
+from steelyard.base.settings import PrintedName, change, parse, validated
 from steelyard.base.usercode import SHIPPED, app_is_loaded
 from steelyard.experiment.description import READING, Description
 from steelyard.experiment.learning import LearningDescription

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.base.settings import DataFile, marked, put
+from steelyard.base.marks import DataFile, marked
+from steelyard.base.settings import put
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.node import NodeConfig, Terms
 from steelyard.data.sources.source import is_pattern

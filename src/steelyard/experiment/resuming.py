@@ -16,8 +16,9 @@ from steelyard import __version__
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, in_words, listed
 from steelyard.base.logs import logger
+from steelyard.base.marks import DataFile, marked
 from steelyard.base.processor import DECIDES, KERNELS, MACHINE, THREADS, TORCH, made_by
-from steelyard.base.settings import DataFile, marked, parse
+from steelyard.base.settings import parse
 from steelyard.clients.ranks.group import rank_count
 from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.experiment.loading import FOLDER, RUN_FILE, digest, own_text, read_experiment

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
+from steelyard.base.documents import first_line
 from steelyard.base.errors import UserError, brief, listed
 from steelyard.base.logs import logger
-from steelyard.base.settings import first_line, validated
+from steelyard.base.settings import validated
 from steelyard.experiment.description import Description, FederationSettings, federation_label
 from steelyard.experiment.loading import Ask, build, read_document
 from steelyard.weighing import criterion as registry

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from steelyard.base.settings import Code, Section
+from steelyard.base.marks import Code
+from steelyard.base.settings import Section
 from steelyard.base.usercode import hand_over, refuse_unknown
 
 

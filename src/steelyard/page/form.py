@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NotRequired, TypedDict, cast
 
+from steelyard.base.documents import schema_with_texts
 from steelyard.base.errors import UserError
-from steelyard.base.settings import parse, schema_with_texts
+from steelyard.base.settings import parse
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import load, recipes
 

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed
-from steelyard.base.settings import DataFile, Section
+from steelyard.base.marks import DataFile
+from steelyard.base.settings import Section
 from steelyard.data.files import State, find, states_of
 from steelyard.recommend.evaluate import RankingSettings
 from steelyard.recommend.fpl import FplSettings, Learning

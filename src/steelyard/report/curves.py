@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import ERROR, TASKS, measure_of
-from steelyard.base.settings import Document
 from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.database import unreadable

@@ -19,8 +19,8 @@ from enum import StrEnum
 import numpy as np
 from pydantic import computed_field
 
+from steelyard.base.documents import Document
 from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
-from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, recipes
 from steelyard.report.curves import Curve, Recorded

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from steelyard.base.documents import Document
 from steelyard.base.errors import UserError
 from steelyard.base.measures import Estimate, Measure, estimate, measure_of
-from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.report.curves import Chain, Curve, Exploded, HeavyClient, SingleClient, read_run
 from steelyard.report.decide import Verdict, verdict_of

@@ -30,8 +30,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.documents import Document
 from steelyard.base.measures import MEASURES, Estimate, Measure, Z, deviation, estimate
-from steelyard.base.settings import Document
 from steelyard.messages.updates import Counts, Floats
 from steelyard.report.curves import OF_A_STEP, Curve
 from steelyard.rounds.plan import RoundSettings, at_target, devices_needed

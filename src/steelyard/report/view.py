@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.base.settings import Document
 from steelyard.messages.updates import Floats
 from steelyard.report.curves import RecordedRule, find_baseline, flaws_of
 from steelyard.report.result import Comparison, RuleResult, computed

@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
 from steelyard.base.files import read_csv
-from steelyard.base.settings import DataFile, Section
+from steelyard.base.marks import DataFile
+from steelyard.base.settings import Section
 from steelyard.messages.updates import Counts, Floats, Updates
 
 SELECT = "rounds/select"

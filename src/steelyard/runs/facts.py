@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints
 
-from steelyard.base.settings import Document
+from steelyard.base.documents import Document
 
 RUN = "federation_run"
 """Under this name a run across machines notes what its nodes know it by."""

@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import model_validator
 
 from steelyard.base import files
+from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.measures import MEASURES, Estimate, estimate, show_estimate
-from steelyard.base.settings import Document
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from steelyard.base.documents import Document
 from steelyard.base.measures import Estimate, measure_of, show_estimate
-from steelyard.base.settings import Document
 from steelyard.report.rendering import Table, as_csv
 from steelyard.studies.study import Scalar
 

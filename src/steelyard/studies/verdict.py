@@ -10,8 +10,8 @@ from enum import StrEnum
 import pandas as pd
 from pydantic import computed_field
 
+from steelyard.base.documents import Document
 from steelyard.base.measures import LEVEL, Estimate
-from steelyard.base.settings import Document
 
 
 class Decision(StrEnum):

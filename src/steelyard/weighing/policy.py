@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, 
 import numpy as np
 from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainSerializer
 
+from steelyard.base.documents import first_line
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import Section, fields_given, first_line, validated
+from steelyard.base.settings import Section, fields_given, validated
 from steelyard.base.usercode import POLICIES, Registry
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry

@@ -11,7 +11,8 @@ import numpy as np
 from pydantic import SerializeAsAny, model_validator
 
 from steelyard.base.errors import UserError, brief, expect, listed, nearest
-from steelyard.base.settings import Code, PrintedName
+from steelyard.base.marks import Code
+from steelyard.base.settings import PrintedName
 from steelyard.defence.robust import DefenceSettings
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing import criterion as registry

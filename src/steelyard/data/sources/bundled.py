@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
-from steelyard.base.settings import DataFile
+from steelyard.base.marks import DataFile
 from steelyard.data.files import find, read_bytes
 from steelyard.data.sources.npz import read_arrays
 from steelyard.data.sources.source import DataSettings, SourceCapabilities

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from steelyard.base.settings import DataFile
+from steelyard.base.marks import DataFile
 from steelyard.data.sources.source import BY_FILE, COMPLETE, Cell, FileSource, SourceCapabilities, is_pattern
 
 if TYPE_CHECKING:

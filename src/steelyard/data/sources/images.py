@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.base.settings import DataFile
+from steelyard.base.marks import DataFile
 from steelyard.data.files import find, read_text
 from steelyard.data.sources.npz import class_numbers
 from steelyard.data.sources.source import FileSource, Side, SourceCapabilities, class_note

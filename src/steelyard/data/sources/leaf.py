@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError, brief
-from steelyard.base.settings import DataFile
+from steelyard.base.marks import DataFile
 from steelyard.data.files import find, read_text
 from steelyard.data.sources.source import FileSource, Side, SourceCapabilities
 

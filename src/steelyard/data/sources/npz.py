@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
-from steelyard.base.settings import DataFile
+from steelyard.base.marks import DataFile
 from steelyard.data.files import find
 from steelyard.data.sources.source import FileSource, SourceCapabilities, class_note
 

@@ -15,7 +15,8 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from steelyard.base.errors import UserError, listed
-from steelyard.base.settings import DataFile, Section
+from steelyard.base.marks import DataFile
+from steelyard.base.settings import Section
 from steelyard.data.files import State, find, states_of
 from steelyard.data.tables import read_text
 from steelyard.recommend.interactions import Names, numbered
