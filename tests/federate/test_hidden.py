@@ -28,7 +28,6 @@ from steelyard.clients.flower.hidden_messages import (
 )
 from steelyard.clients.flower.wire import (
     TRAIN,
-    LossForm,
     TaskForm,
     read_array,  # NumPy's own reader is not safe in several threads.
 )
@@ -41,7 +40,7 @@ from steelyard.federate.client_app import NodeFault, app
 from steelyard.federate.secure_node import HiddenRound
 from steelyard.federate.server_app import federate
 from steelyard.messages.payloads import DenseModels
-from steelyard.messages.updates import Task, Updates
+from steelyard.messages.updates import LossState, Task, Updates
 from steelyard.privacy.hidden import FixedPoint
 from steelyard.privacy.secure import SecureClient, Unopened, self_key, stream
 from steelyard.privacy.settings import AggregationSettings
@@ -385,7 +384,7 @@ class Node:
         task = Task("f", 0, 1, NAMES, START)
         nothing = np.zeros(4)
         updates = Updates("f", 1, NAMES, np.ones(4, np.int64), {}, nothing, DenseModels(START + self.steps))
-        form = TaskForm(**self.fields(attempt), loss=LossForm(name=""), algorithm={}, cohort=list(NAMES))
+        form = TaskForm(**self.fields(attempt), loss=LossState(""), algorithm={}, cohort=list(NAMES))
         return self.round.trained(form, keys, task, updates)
 
     def hide(self, attempt: str, shares: np.ndarray, weights: list[float], members: tuple[str, ...] = NAMES) -> None:

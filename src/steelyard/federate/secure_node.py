@@ -35,7 +35,7 @@ from steelyard.clients.flower.hidden_messages import (
     asked_digest,
     rows,
 )
-from steelyard.clients.flower.wire import FailureForm, Refused, TaskForm, Vouchers, read_array
+from steelyard.clients.flower.wire import Refused, TaskForm, Vouchers, read_array
 from steelyard.clients.node import NodeConfig
 from steelyard.federate.book import ledger_name
 from steelyard.messages.updates import Failure, Task, Updates
@@ -405,7 +405,7 @@ def _answer(
         federation=form.federation,
         round=form.round,
         clients=sorted(clients),
-        failures=[FailureForm(client=name, reason=reason) for name, reason in failures.items()],
+        failures=[Failure(name, reason) for name, reason in failures.items()],
         unreadable=unreadable or {},
         vouchers=vouchers or {},
     )

@@ -23,15 +23,14 @@ from steelyard.clients.flower.wire import (
     EVALUATIONS,
     UPDATES,
     ClientsForm,
-    LossForm,
     QuestionForm,
     Refused,
     SignedForm,
     TaskForm,
     UpdateForm,
     Vouchers,
+    cleaned,
     content,
-    failure_forms,
     pack,
     split,
     tensor,
@@ -96,7 +95,7 @@ def write_task(
         seed=task.seed,
         round=task.round,
         clients=list(clients),
-        loss=LossForm.of(task.loss),
+        loss=task.loss,
         algorithm=algorithm_table(task.algorithm),
         seconds=seconds,
         experiment=experiment,
@@ -124,7 +123,7 @@ def read_task(records: RecordDict) -> tuple[Task, TaskForm]:
             raise Refused(f"array {name}: shape {found[name].shape}; allowed: {tuple(parameters.shape)}")
     vectors = {name.removeprefix(VECTOR): tensor(found[name]) for name in named}
     clients = tuple(sorted(form.clients))
-    task = Task(*(form.federation, form.seed, form.round, clients, parameters, form.loss.state()), vectors=vectors)
+    task = Task(*(form.federation, form.seed, form.round, clients, parameters, form.loss), vectors=vectors)
     return task, form
 
 
@@ -149,7 +148,7 @@ def write_updates(updates: Updates, codec: Codec = DENSE) -> RecordDict:
         payload=codec.kind,
         started_over=list(updates.started_over),
         signed=signed_form(updates.signed),
-        failures=failure_forms(updates.failures),
+        failures=cleaned(updates.failures),
         **said(updates),
     )
     return content(form, {**codec.pack(updates.payload), **beside(updates)})
@@ -420,7 +419,7 @@ def write_evaluations(answer: Evaluations) -> RecordDict:
         federation=answer.federation,
         round=answer.round,
         clients=list(answer.clients),
-        failures=failure_forms(answer.failures),
+        failures=cleaned(answer.failures),
         **said(answer),
     )
     return content(form, beside(answer))

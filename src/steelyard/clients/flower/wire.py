@@ -111,26 +111,6 @@ Vouchers = dict[
 """By a node's public key: its signatures, in hexadecimal digits, under the keys that its clients show in a round."""
 
 
-class LossForm(BaseModel, extra="forbid", frozen=True):
-    """`LossState` on the wire."""
-
-    name: str
-    class_weights: list[float] | None = None
-    shape: float | None = None
-    scale: float | None = None
-
-    @classmethod
-    def of(cls, loss: LossState) -> LossForm:
-        """Return the form of a loss; used by the server."""
-        weights = None if loss.class_weights is None else list(loss.class_weights)
-        return cls(name=loss.name, class_weights=weights, shape=loss.shape, scale=loss.scale)
-
-    def state(self) -> LossState:
-        """Return the loss that the form describes; used by the node."""
-        weights = None if self.class_weights is None else tuple(self.class_weights)
-        return LossState(self.name, weights, self.shape, self.scale)
-
-
 class WorkForm(Form):
     """The server asks a node for work in a round."""
 
@@ -149,7 +129,7 @@ class TaskForm(WorkForm):
     """The server asks some of a node's clients to train."""
 
     clients: list[str]
-    loss: LossForm
+    loss: LossState
     algorithm: dict[str, Any]
     """The algorithm's name and parameters; what it sends to clients is in the arrays beside it. A node takes none that
     the experiment does not name."""
@@ -171,13 +151,6 @@ class HeadsForm(Form):
     seconds: float
 
 
-class FailureForm(BaseModel, extra="forbid", frozen=True, strict=True):
-    """One client that could not do its part, in its node's own words."""
-
-    client: str
-    reason: str
-
-
 class SignedForm(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a node signs of its clients' updates; bytes in hexadecimal digits."""
 
@@ -194,7 +167,8 @@ class ClientsForm(Form):
     federation: str
     round: int
     clients: list[str]
-    failures: list[FailureForm] = []
+    failures: list[Failure] = []
+    """Clients that could not do their part, in their node's own words."""
 
 
 class UpdateForm(ClientsForm):
@@ -255,9 +229,9 @@ def split(records: RecordDict) -> tuple[object, ArrayRecord]:
     return form["json"], arrays
 
 
-def failure_forms(failures: Sequence[Failure]) -> list[FailureForm]:
+def cleaned(failures: Sequence[Failure]) -> list[Failure]:
     """Return failures as an answer writes them."""
-    return [FailureForm(client=failure.client, reason=clean(failure.reason)) for failure in failures]
+    return [Failure(failure.client, clean(failure.reason)) for failure in failures]
 
 
 _NUMPY = "numpy.ndarray"
@@ -406,7 +380,7 @@ def refuse_other(federation: str, round: int, wanted: str, wanted_round: int) ->
         raise Refused(f"round: got {round}; allowed: {wanted_round}")
 
 
-def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Sequence[str]) -> int:
+def refuse_clients(clients: list[str], failures: list[Failure], asked: Sequence[str]) -> int:
     """Refuse an answer for clients that were not asked, or for one client twice; returns how many answered."""
     named = [*clients, *(failure.client for failure in failures)]
     strangers = sorted(set(named) - set(asked))
@@ -457,13 +431,13 @@ def most_counted(samples: Sequence[int], factor: float) -> int:
 
 
 def failures(
-    forms: list[FailureForm],
+    said: list[Failure],
     answered: Sequence[str],
     asked: Sequence[str],
     omitted: str = "its node answered without it",
 ) -> tuple[Failure, ...]:
     """Return the failures that a node reports, and one for every asked client that it passed over in silence."""
-    reasons = {form.client: clean(form.reason) for form in forms}
+    reasons = {failure.client: clean(failure.reason) for failure in said}
     silent = [client for client in asked if client not in reasons and client not in set(answered)]
     return (
         *(Failure(client, reason) for client, reason in reasons.items()),
