@@ -13,10 +13,10 @@ from tests.clients.local.engine_cases import Case
 from tests.kit import assert_refused
 
 from steelyard.clients.local.cohort import Cohort
-from steelyard.clients.local.engines import choice, table, trial
+from steelyard.clients.local.engines import choice, table
+from steelyard.clients.local.engines.choice import Trial, run_trial
 from steelyard.clients.local.engines.engine import SequentialEngine, TrainingSetup
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
-from steelyard.clients.local.engines.trial import Trial, run_trial
 from steelyard.learning.models import DenseNet, ModelSettings
 from steelyard.messages.updates import Floats
 
@@ -146,7 +146,7 @@ def test_an_engine_may_be_as_far_as_rounding_takes_the_loop(
     rounding: float, refused: set[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two updates with independent noise of .03 are .042 apart, and three times that is allowed; never more than .3.
-    monkeypatch.setattr(trial, "SequentialEngine", lambda given: Noisy(given, rounding))
+    monkeypatch.setattr(choice, "SequentialEngine", lambda given: Noisy(given, rounding))
     engines = {str(share): lambda given, share=share: Noisy(given, share) for share in (0.01, 0.1, 0.2, 0.4)}
     assert set(run_trial(*work(), engines, timed=False).refused) == {str(share) for share in refused}
 
