@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from tests.kit import assert_refused
 from tests.privacy.seeded_source import SeededSource
 
-from steelyard.messages.payloads import DenseModels
+from steelyard.messages.payloads import DenseModels, Payload
 from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.clipping import (
@@ -30,6 +30,7 @@ from steelyard.privacy.clipping import (
 from steelyard.privacy.noise import SystemSource, normals
 from steelyard.privacy.planning import criteria_release, device_epsilon, device_noise, plain_noise
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
+from steelyard.recommend.sparse import TableChange
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
@@ -202,7 +203,7 @@ def test_other_mechanisms_are_charged_as_what_they_are() -> None:
 # ---------------------------------------------------------------- what leaves a device
 
 
-class Rows:
+class Rows(Payload):
     """A payload of another form that can carry noise."""
 
     def __init__(self, said: tuple[float, float] | None = None) -> None:
@@ -253,7 +254,7 @@ def test_another_payload_is_asked_to_add_the_noise_itself() -> None:
     sent = device(section(clip=3.0, criteria="public"), 0.5).applied(TASK, answers(payload=Rows())).payload
     assert isinstance(sent, Rows)
     assert sent.said == (3.0, 3.0)
-    bare = answers(payload=object())
+    bare = answers(payload=TableChange(2, torch.zeros(3)))
     assert_refused(lambda: device(section()).applied(TASK, bare), "privacy.local", "cannot be added")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from steelyard.messages.payloads import DenseModels, Summed
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import HiddenUpdates
 from steelyard.privacy.settings import AggregationSettings
+from steelyard.recommend.sparse import TableChange
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Plan
 from steelyard.rounds.weigh import RADIUS, Combiner, combiner
@@ -286,10 +286,7 @@ class Opaque(Clients):
 
     def _trained(self, task: Task) -> Updates:
         updates = super()._trained(task)
-        payload = SimpleNamespace(
-            finite=updates.payload.finite, combine=updates.payload.combine, divergence=updates.payload.divergence
-        )
-        return replace(updates, payload=payload)
+        return replace(updates, payload=TableChange(len(updates.clients), torch.zeros_like(task.parameters)))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from steelyard.messages.updates import Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
+from steelyard.recommend.sparse import TableChange
 from steelyard.rounds.loop import make_task, run_rounds
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
@@ -265,7 +266,7 @@ def test_the_noise_on_a_sum_is_z_times_the_clip_times_the_largest_weight() -> No
     sent = quiet.combine(RULE, small, updates, weighing)
     assert sent.tolist() == pytest.approx([0.24, 0.32, 0.0], abs=0.005)
     assert sent[2] == 0.0
-    hidden = replace(updates, payload=object())
+    hidden = replace(updates, payload=TableChange(1, torch.zeros(3)))
     assert_refused(lambda: quiet.combine(RULE, small, hidden, weighing), "privacy.central: ", "no single models")
 
 

@@ -16,6 +16,7 @@ from tests.weighing.policies.cohorts import WithRows, answering
 from steelyard.base.randomness import generator
 from steelyard.messages.payloads import DenseModels, Floats, ServerTest
 from steelyard.messages.updates import Updates
+from steelyard.recommend.sparse import TableChange
 from steelyard.weighing.builtin import coalition_weights, contributions, shapley_value
 from steelyard.weighing.cohort import Cohort, CohortView, ServerSide
 from steelyard.weighing.criterion import Criterion, Needs
@@ -83,7 +84,7 @@ def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
         assert_refused(lambda name=name: getattr(CohortView(ones), name), "weighing", "no single models")
     for ask in (CohortView(ones).test, CohortView(ones).slopes):
         assert_refused(lambda ask=ask: ask(ones), "weighing", "no single models")
-    hidden = Cohort.of(updates(payload=object()), START, WithRows(first_number))
+    hidden = Cohort.of(updates(payload=TableChange(2, torch.zeros(3))), START, WithRows(first_number))
     assert_refused(lambda: hidden.validation, "weighing", "no single models")
     for need in ("label_counts", "first_losses"):
         criterion = Criterion(
