@@ -12,8 +12,9 @@ import pytest
 from tests.kit import assert_refused, wait_until
 
 from steelyard.federate import workers
-from steelyard.federate.queue import ServerFolder, ServerRun, find_run, new_run, nodes_of, note_outcome, runs_of
+from steelyard.federate.queue import ServerFolder, ServerRun, find_run, new_run, note_outcome, runs_of
 from steelyard.federate.server import RunQueue
+from steelyard.federate.standing import nodes_of
 from steelyard.federate.workers import Process, end_all
 
 

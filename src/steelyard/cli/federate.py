@@ -29,9 +29,10 @@ from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate import require_flower
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.book import CODES, epsilon_of, prove_receipts, receipts_of, standing
-from steelyard.federate.queue import find_run, lines_of, nodes_of, runs_of, server_folder
+from steelyard.federate.queue import find_run, lines_of, runs_of, server_folder
 from steelyard.federate.queue import follow as until_it_ends
 from steelyard.federate.queue import submit as submit_run
+from steelyard.federate.standing import nodes_of
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.proof.signing import Keys, read_public_key
 from steelyard.report.rendering import Table

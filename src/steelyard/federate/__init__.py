@@ -14,7 +14,8 @@ On a node's machine
 On the server's machine
     `server`            a SuperLink on loopback, the proxy, the keys of the register, the runs one after another
     `proxy`             the only way in: calls of registered nodes, nothing else, passed on to the SuperLink
-    `queue`             where everything of a server lies; its runs: submitted, followed, ended; its nodes
+    `queue`             where everything of a server lies; its runs: submitted, followed, ended
+    `standing`          how each registered node stands
 
 Around them
     `local`             a federation on this machine: its SuperLink and nodes, a run from its start to its end

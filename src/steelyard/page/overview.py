@@ -16,9 +16,10 @@ import pandas as pd
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
-from steelyard.federate.queue import NodeDocument, ServerFolder, ServerRun, find_run, nodes_of
 from steelyard.federate.queue import RunDocument as ServedRun
+from steelyard.federate.queue import ServerFolder, ServerRun, find_run
 from steelyard.federate.queue import runs_of as served_runs
+from steelyard.federate.standing import NodeDocument, nodes_of
 from steelyard.messages.updates import Counts, Floats
 from steelyard.page.jobs import Jobs, read_text
 from steelyard.report.curves import servers_rows

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from steelyard.clients.local.settings import ClockSettings, ComputeSettings
 
 if TYPE_CHECKING:
+    from steelyard.clients.local.clock import Clock
     from steelyard.clients.local.hidden_simulation import Hide
-    from steelyard.clients.local.outgoing import Clock
     from steelyard.clients.local.server import SimulationServer
     from steelyard.clients.local.simulation import Simulation
 
@@ -21,7 +21,7 @@ __all__ = ["Clock", "ClockSettings", "ComputeSettings", "Hide", "Simulation", "S
 
 
 _LATE = {
-    "Clock": "outgoing",
+    "Clock": "clock",
     "Hide": "hidden_simulation",
     "Simulation": "simulation",
     "SimulationServer": "server",
