@@ -264,11 +264,7 @@ class KerasNet(NamedDropout):
         lost = 2 * (kernel - 1)
         self.dense1 = nn.Linear(channels[1] * ((height - lost) // 2) * ((width - lost) // 2), hidden)
         self.dense2 = nn.Linear(hidden, outputs)
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.xavier_uniform_(parameter)
+        start_glorot(self, nn.init.xavier_uniform_)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.relu(self.conv1(x.reshape(-1, *self.image)))
@@ -404,7 +400,9 @@ def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) ->
                 )
             return KerasNet(image, channels, kernel, units, outputs)
         network = ConvNet(image, channels, kernel, units, outputs, rectified=not usual.authors)
-        return start_glorot_normal(network) if usual.authors else network
+        if usual.authors:
+            start_glorot(network, nn.init.xavier_normal_)
+        return network
     _refuse_shapes(settings)
     if name in DENSE:
         # A network without hidden layers stays one: that is what its name says.
@@ -414,14 +412,10 @@ def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) ->
     return _own(settings, shape, classes, outputs)
 
 
-def start_glorot_normal(module: nn.Module) -> nn.Module:
-    """Draw weights from N(0, 2 / (fan in + fan out)), biases 0 (Glorot and Bengio 2010); the module is changed."""
+def start_glorot(module: nn.Module, draw: Callable[[torch.Tensor], object]) -> None:
+    """Draw weights with variance 2 / (fan in + fan out), biases 0 (Glorot and Bengio 2010); the module is changed."""
     for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
-            nn.init.zeros_(parameter)
-        else:
-            nn.init.xavier_normal_(parameter)
-    return module
+        (nn.init.zeros_ if name.endswith("bias") else draw)(parameter)
 
 
 def _refuse_shapes(settings: ModelSettings) -> None:
@@ -435,7 +429,9 @@ def _refuse_shapes(settings: ModelSettings) -> None:
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs: int) -> nn.Module:
-    factory = NETWORKS.get(settings.name) or find_code(settings.name, "model.name", NAMES, _is_network)
+    factory = NETWORKS.get(settings.name) or find_code(
+        settings.name, "model.name", NAMES, lambda found: isinstance(found, type) and issubclass(found, nn.Module)
+    )
     known = {"feature_shape": shape, "classes": classes, "outputs": outputs}
     arguments = dict(settings.arguments)
     try:
@@ -461,7 +457,8 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
         raise UserError(f"model.name: {settings.name} returned {type(module).__name__}; allowed: a torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"model.name: {settings.name} returned a scripted module; allowed: the module as it was before")
-    if any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+    held = (*module.parameters(), *module.buffers())
+    if any(map(is_lazy, held)):
         raise UserError(
             f"model.name: {settings.name} has lazy layers, whose sizes are not known yet; allowed: layers with sizes "
             "(the factory is given feature_shape, classes and outputs where it asks for them)"
@@ -471,7 +468,6 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
             f"model.name: {settings.name} holds layers in '{hidden}' that torch does not see, so they would not be "
             "trained; allowed: layers as attributes, in nn.ModuleList or nn.ModuleDict, or frozen"
         )
-    held = (*module.parameters(), *module.buffers())
     kinds = {value.dtype for value in held if value.is_floating_point() or value.is_complex()}
     if other := sorted(str(kind) for kind in kinds - {torch.float32}):
         raise UserError(
@@ -500,7 +496,3 @@ def _hidden(module: nn.Module) -> str | None:
                 if any(isinstance(one, nn.Parameter) and one.requires_grad and id(one) not in known for one in own):
                     return name
     return None
-
-
-def _is_network(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, nn.Module)
