@@ -12,7 +12,7 @@ from tests.clients.contract import ClientsContract, Make
 from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
-from steelyard.clients.local.engines import trial
+from steelyard.clients.local.engines import choice
 from steelyard.clients.protocol import Clients
 from steelyard.data.dataset import Behaviour, ClientRows, Population
 from steelyard.weighing.criterion import get
@@ -49,7 +49,7 @@ class SimulationContract(ClientsContract):
     @pytest.fixture
     def make(self, engine: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setenv("STEELYARD_CACHE", str(cache))
-        monkeypatch.setattr(trial, "REPEATS", 1)  # which one wins a trial is nothing to these tests
+        monkeypatch.setattr(choice, "REPEATS", 1)  # which one wins a trial is nothing to these tests
 
         def fresh() -> Clients:
             return simulation(engine, self.model)

@@ -10,7 +10,7 @@ from tests.clients.local import engine_cases as cases
 from tests.clients.local.engine_cases import Case
 
 from steelyard.clients.local import hardware
-from steelyard.clients.local.engines import graphs
+from steelyard.clients.local.engines import stacked
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 
@@ -136,7 +136,7 @@ def test_steps_launched_together_are_the_same_bits(
     what = replace(what, training=what.training.model_copy(update={"epochs": 5}))
 
     def rounds(together: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(graphs, "TOGETHER", together)
+        monkeypatch.setattr(stacked, "TOGETHER", together)
         clients = cases.simulated(what, "stacked/graph", "cuda", precision=precision)
         tasks = [cases.task_of(clients, round) for round in (1, 2)]
         return [clients.train([task])[0].payload.models.clone() for task in tasks]  # the buffers are used again

@@ -13,7 +13,7 @@ from tests.clients.local.engine_cases import Case
 from torch import nn
 
 from steelyard.clients.local import Simulation
-from steelyard.clients.local.engines import trial
+from steelyard.clients.local.engines import choice
 from steelyard.clients.local.engines.stacked import GraphEngine
 from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep, MappedStep, StackStep
 from steelyard.clients.local.engines.table import hand_derived_steps
@@ -27,7 +27,7 @@ DENSE = ["mlp", "logistic", "linear", "own"]
 
 @pytest.fixture(autouse=True)
 def quick_trials(own_cache: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "REPEATS", 1)  # which one wins a trial is nothing to these tests
+    monkeypatch.setattr(choice, "REPEATS", 1)  # which one wins a trial is nothing to these tests
     monkeypatch.setattr(CompiledStep, "backend", "aot_eager")
 
 
