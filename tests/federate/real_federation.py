@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,22 +147,29 @@ class Federation:
 
 
 @contextmanager
-def hospitals(root: Path) -> Generator[Federation]:
-    """Serve two hospitals, each with its own key, data and process."""
+def hospitals(
+    root: Path, names: Sequence[str] = ("hospital-a", "hospital-b"), terms: str = "", **serving: str
+) -> Generator[Federation]:
+    """Serve two hospitals, each with its own key, data and process; all have the public keys of all, and some terms.
+
+    `serving` are environment variables of the server.
+    """
     made, rng = Federation(root), np.random.default_rng(3)
     make_certificates(root / "tls", ["127.0.0.1"])
-    for name in ("hospital-a", "hospital-b"):
-        features = rng.normal(size=(120, 5)).astype("f4")
+    (root / "peers").mkdir()
+    for name in names:
+        features = rng.normal(size=(160 if name.endswith("-c") else 120, 5)).astype("f4")
         np.savez(root / f"{name}.npz", x=features, y=(features.sum(axis=1) > 0).astype("i8"))
         make_key(root / name)
-        (root / f"{name}.toml").write_text(NODE.format(address=f"127.0.0.1:{made.port}", name=name))
+        (root / f"{name}.toml").write_text(NODE.format(address=f"127.0.0.1:{made.port}", name=name) + terms)
+        shutil.copy(root / f"{name}.pub", root / "peers")
         assert made.steelyard("register", "server", f"{name}.pub", "--client", name).returncode == 0
     (root / "hospitals.toml").write_text(HOSPITALS)
     try:
-        made.start("serve", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
+        made.start("serve", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}", **serving)
         made.server_process.wait_for_port(made.port, 100)
-        made.node("hospital-a")
-        made.node("hospital-b")
+        for name in names:
+            made.node(name)
         yield made
     finally:
         end_all(made.processes[::-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 import threading
 from collections.abc import Generator
@@ -15,7 +16,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
-from tests.federate.real_federation import Federation, hospitals
+from tests.federate.real_federation import HOSPITALS, Federation, hospitals
 from tests.kit import named, wait_until
 
 from steelyard.federate.certificates import make_key
@@ -99,6 +100,56 @@ def test_what_a_hostile_server_asks_for_is_not_answered(clinic: Federation, chan
     assert (done.returncode, line in told, "123-45-" in told) == (2, True, False), told
     # The server's own processes, where its owner asked for it; no node's.
     assert len({path.name for path in clinic.root.glob("ran-*")}) <= 2
+
+
+TERMS = """
+require = "aggregation"
+peers = "peers"
+questions-per-day = 9
+"""
+KEEPS_TO_NOTHING = """
+import sys
+if any("flwr-serverapp" in word for word in sys.orig_argv):
+    from steelyard.experiment import node_rules
+    node_rules.held_to = lambda *_: {}
+"""
+THREE = (
+    HOSPITALS.replace("clients = 2", "clients = 3").replace("nodes = 2", "nodes = 3").replace("count = 4", "count = 1")
+)
+OPEN = THREE[: THREE.index("[weighing]")] + THREE[THREE.index("[federate]") :] + '[weighing]\ncriteria = ["DS"]\n'
+SUMMED = OPEN + '[privacy.aggregation]\nkind = "secure"\n'
+ALONE = SUMMED.replace('["DS"]', '["DS"]\nscore = "power"\npower = 900\nnormalise = "max"') + "largest_weight = 1.0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_owner_refuses_a_server_that_keeps_to_nobodys_terms(tmp_path: Path) -> None:
+    """Its app is changed so that it holds no rule to what the owners' files say."""
+    (tmp_path / "changed").mkdir()
+    (tmp_path / "changed" / "sitecustomize.py").write_text(KEEPS_TO_NOTHING)
+    path = f"{tmp_path / 'changed'}:{os.environ.get('PYTHONPATH', '')}"
+    names = ("hospital-a", "hospital-b", "hospital-c")
+    with hospitals(tmp_path, names, TERMS, PYTHONPATH=path) as made:
+
+        def submitted(out: str, experiment: str) -> tuple[int, str, list[str]]:
+            (tmp_path / f"{out}.toml").write_text(experiment)
+            done = made.steelyard("submit", "server", f"{out}.toml", "--out", f"runs/{out}")
+            return done.returncode, done.stdout + done.stderr, [(tmp_path / f"{n}.log").read_text() for n in names]
+
+        code, told, logs = submitted("summed", SUMMED)
+        assert code == 0, (told, logs)
+        assert all("helps to open the sum of 3 clients" in log for log in logs)
+        for out, experiment, line in (
+            ("open", OPEN.replace("start_timeout = 100", "start_timeout = 5"), "privacy.aggregation: missing"),
+            ("alone", ALONE, "least-cohort: 2 of 3 clients count"),
+            ("asking", SUMMED.replace("count = 1", "count = 20"), "questions-per-day: 9 in the last 24 hours"),
+        ):
+            code, told, logs = submitted(out, experiment)
+            assert code == 2, told
+            refused = [f"not answered: {line}" in log for log in logs]
+            assert all(refused) or (out == "alone" and sum(refused) == 2 and "not answered: largest-w" in str(logs)), (
+                logs
+            )
 
 
 MB = 1 << 20

@@ -388,6 +388,7 @@ def _each(
             found[name] = work(name)
         except Withdrawn as reason:
             failures[name] = str(reason)
+            _log.warning(f"{name} withdraws: {reason}")
             if isinstance(reason, Unreadable):
                 unreadable[name] = list(reason.senders)
     return found, failures, unreadable
