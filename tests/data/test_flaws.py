@@ -288,24 +288,30 @@ def test_behaviour_is_carried_by_the_population():
             "inflates its criteria from round 4",
             {"claims": 3.0, "inflates": 3.0, "lies_from": 4},
         ),
-        ({"kind": "labels-flipped", "amount": 0.5}, "labels flipped (50%)", {}),
-        ({"kind": "labels-flipped", "how": "pairs"}, "labels flipped in pairs (100%)", {}),
-        ({"kind": "labels-flipped", "how": "class", "classes": [2]}, "class 2 labelled 0 (100%)", {}),
-        ({"kind": "noisy"}, "noise of 1 standard deviation", {}),
-        ({"kind": "noisy", "amount": 2}, "noise of 2 standard deviations", {}),
-        ({"kind": "blurred"}, "blurred (sigma 1)", {}),
-        ({"kind": "missing"}, "features missing (50%)", {}),
-        ({"kind": "rows-repeated"}, "rows repeated 10 times", {}),
-        ({"kind": "classes-missing"}, "classes missing (50%)", {}),
-        ({"kind": "classes-missing", "classes": [1, 2]}, "classes 1, 2 missing", {}),
-        ({"kind": "backdoor", "target": 3}, "backdoor to class 3 (50% of the rows)", {}),
-        ({"kind": "backdoor", "how": "semantic"}, "semantic backdoor to class 0 (50% of the rows)", {}),
     ],
 )
 def test_how_each_kind_behaves_and_what_it_is_called(flaw: dict[str, object], words: str, how: dict[str, Any]) -> None:
     bad = made({**flaw, "clients": ["client-002"]})
     assert bad.flaws == {"client-002": (words,)}
-    assert bad.behaviours == ({"client-002": replace(HONEST, **how)} if how else {})
+    assert bad.behaviours == {"client-002": replace(HONEST, **how)}
+
+
+def test_what_is_wrong_with_rows_is_said():
+    for words, flaw in {
+        "labels flipped (50%)": {"kind": "labels-flipped", "amount": 0.5},
+        "labels flipped in pairs (100%)": {"kind": "labels-flipped", "how": "pairs"},
+        "class 2 labelled 0 (100%)": {"kind": "labels-flipped", "how": "class", "classes": [2]},
+        "noise of 1 standard deviation": {"kind": "noisy"},
+        "noise of 2 standard deviations": {"kind": "noisy", "amount": 2},
+        "blurred (sigma 1)": {"kind": "blurred"},
+        "features missing (50%)": {"kind": "missing"},
+        "rows repeated 10 times": {"kind": "rows-repeated"},
+        "classes missing (50%)": {"kind": "classes-missing"},
+        "classes 1, 2 missing": {"kind": "classes-missing", "classes": [1, 2]},
+        "backdoor to class 3 (50% of the rows)": {"kind": "backdoor", "target": 3},
+        "semantic backdoor to class 0 (50% of the rows)": {"kind": "backdoor", "how": "semantic"},
+    }.items():
+        assert made({**flaw, "clients": ["client-002"]}).flaws == {"client-002": (words,)}
 
 
 @pytest.mark.parametrize("pick", ["biggest", "smallest"])
@@ -372,6 +378,11 @@ RANDOM = {"kind": "noisy", "pick": "random", "count": 4}
         (table(), [only("blurred")], "flaws.0.kind: got 'blurred', which needs images"),
         (TOKENS, [only("noisy")], "flaws.0.kind: got 'noisy', but the rows of"),
         (None, [RANDOM, {**RANDOM, "count": 6}], "flaws.1.pick: asks for 6 clients; allowed: at most 4"),
+        (
+            in_memory(np.zeros((400, 2)), np.linspace(0, 1, 400)),
+            [only("labels-flipped")],
+            "flaws.0.kind: got 'labels-flipped', which needs two classes or more, but memory has none",
+        ),
         (None, [only("classes-missing", classes=[77])], "flaws.0.classes: got 77; allowed: 0 to 3"),
         (None, [only("classes-missing", classes=[0, 1, 2, 3])], "leaves client-002 without a row"),
     ],

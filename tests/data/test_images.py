@@ -159,7 +159,9 @@ def test_a_look_says_what_folders_are_and_which_fields_read_them(tmp_path: Path)
     draw(tmp_path / "own", {"train/bob/cat/2.png": 4})
     assert looked(tmp_path / "own")[0].owners_held_out
     assert_refused(lambda: look("images", [tmp_path / "own"], None, "who"), "--owner: got 'who' with images in folders")
-    seen, fields = looked(celeba_folder(tmp_path / "celeba") / "img_align_celeba", "Smiling")
+    faces = celeba_folder(tmp_path / "celeba") / "img_align_celeba"
+    assert_refused(lambda: looked(faces), "--images: '", "no folder for each class", "--label")
+    seen, fields = looked(faces, "Smiling")
     assert fields == {"labels": "Smiling", "owner": "identity", "size": 8}
     assert (seen.owners, dict(seen.classes)) == ({"identity-007": 2, "identity-012": 2}, {"-1": 2, "1": 2})
     assert seen.account[1] == "classes: 2: -1 2, 1 2 images"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,10 +248,20 @@ def test_self_balancing_ends_no_client_far_above_its_part():
     assert max(biggest(seed, self_balancing=True) for seed in range(5)) < 275 < max(map(biggest, range(5)))
 
 
-def test_quantity_gives_sizes_of_all_kinds_and_every_label():
-    population = share_out(made(3000), PartitionSettings(scheme="quantity", clients=10, alpha=0.5, minimum=20), 2)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scheme": "quantity"},
+        {"scheme": "iid", "size_spread": 1.5},
+        {"scheme": "shard", "size_spread": 1.5},
+        {"scheme": "dirichlet", "alpha": 50, "size_spread": 1.5, "minimum": 2},
+    ],
+)
+def test_sizes_are_of_all_kinds_where_they_are_drawn(fields: dict[str, Any]):
+    chosen = PartitionSettings(**{"clients": 10, "minimum": 20, **fields})
+    population = share_out(made(3000), chosen, 2)
     sizes = sorted(len(client.train) + len(client.test) for client in population.clients)
-    assert sizes[0] >= 20
+    assert sizes[0] >= chosen.minimum
     assert sizes[-1] > 5 * sizes[0]
 
 
@@ -328,6 +339,11 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
             made(60, test=10),
             {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 11},
             "partition.test_samples: got 11 for 4 clients; allowed: 1 to 10",
+        ),
+        (
+            made(60, test=10),
+            {**KEPT, "server": "held-out", "server_report": "apart", "test": "none", "validation": 0.05},
+            "partition.validation: holds back one row of each client",
         ),
         (MADE, {"scheme": "iid", "clients": 2, "validation": 0.001}, "got 0.001, less than one of 80 training"),
     ],

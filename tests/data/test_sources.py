@@ -16,8 +16,9 @@ import torch
 from tests.kit import assert_refused
 
 from steelyard.data import DataSettings, in_memory, load
+from steelyard.data.dataset import share_of_rows
 from steelyard.data.files import states_of
-from steelyard.data.scaling import standardised
+from steelyard.data.scaling import normalised, standardised
 
 TWO = [[1.0], [2.0]]
 """Two rows of one number."""
@@ -45,6 +46,20 @@ def test_columns_are_scaled_by_what_is_not_held_out():
     assert standardised(columns)[0].features.tolist() == [[-1, 0], [1, 0], [99, 40]]
 
 
+def test_what_cannot_be_scaled_or_changed_is_named():
+    words = in_memory([[1, 2]], [0], tokens=True)
+    for data, fields, told in (
+        (words, {"normalise": "standard"}, "data.normalise: got 'standard' for rows of tokens"),
+        (load(DataSettings(source="digit-masks")), {"augment": {"flip": True}}, "data.augment: got pad or flip with"),
+        (
+            load(DataSettings()),
+            {"augment": {"mean": [0, 0], "deviation": [1, 1]}},
+            "data.augment: got 2 in mean and 2 in deviation for images of 1 channels",
+        ),
+    ):
+        assert_refused(lambda d=data, f=fields: normalised(d, DataSettings(**f)), told)
+
+
 # in memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -65,6 +80,8 @@ def test_in_memory_takes_arrays_and_tensors():
     numbers = in_memory(TWO, [0.5, 1.0], [1.5, 2.0])
     assert repr(numbers) == "Dataset('memory': 2 samples of 1, numbers to predict, 2 owners)"
     assert numbers.owners.tolist() == ["1.5", "2.0"]
+    assert in_memory(TWO, [0, 1], [-1, 5]).owners.tolist() == ["user--1", "user-5"]
+    assert in_memory(TWO, [0, 1], np.array([b"a", b"b"])).owners.tolist() == ["a", "b"]
     part = replace(several, owners=np.array(["a", "b"]), held_out=np.array([False, True])).take(np.array([1]))
     assert (part.owners.tolist(), part.held_out.tolist(), part.labels.tolist()) == (["b"], [True], [[1, 1, 0]])
 
@@ -112,6 +129,10 @@ def test_mnist_is_found_by_the_environment_and_in_torchvisions_layout(tmp_path, 
     monkeypatch.setenv("STEELYARD_DATA", str(tmp_path))
     dataset = load(DataSettings(source="mnist"))
     assert (len(dataset), dataset.owners) == (8, None)
+    for train in (np.zeros(5, int), np.zeros(6)):
+        np.savez(tmp_path / "mnist" / "mnist_writers.npz", train_writer=train, test_writer=np.zeros(2, int))
+        told = "mnist_writers.npz: lacks whole numbers 'train_writer' of length 6"
+        assert_refused(lambda: load(DataSettings(source="mnist")), told)
 
 
 # npz ----------------------------------------------------------------------------------------------------------------
@@ -168,6 +189,9 @@ def test_a_share_keeps_whole_people(tmp_path):
     assert len(half) == 15
     assert all(count == 3 for count in np.unique(half.owners, return_counts=True)[1])
     assert half.features.shape == (15, 1, 2, 3)
+    # without people single rows, ascending
+    alone = share_of_rows(None, 10, 0.35, 0).tolist()
+    assert (len(alone), sorted(set(alone))) == (4, alone)
 
 
 # LEAF ---------------------------------------------------------------------------------------------------------------
@@ -275,6 +299,7 @@ NUMBERS = np.arange(5)
         ({"site": list("abcde")}, {"marks": {"sharp": "site"}}, "data.marks.sharp: 'site' of"),
         ({}, {"classes": 2}, "labels run from 0 to 2; expected classes 0 to 1"),
         ({"y": NUMBERS / 2}, {}, "a.npz: data.labels holds fractions"),
+        ({"y": NUMBERS * 1j}, {}, "a.npz: data.labels are neither numbers nor text"),
         ({"x": np.ones((5, 0))}, {}, "at least one number per row"),
         ({"x": NUMBERS}, {}, "data.features has shape (5,); expected (rows, ...)"),
         ({"y": np.ones((5, 2))}, {}, "data.labels has shape (5, 2); expected (5,), one per row"),
