@@ -157,7 +157,7 @@ def opened(folder: Path, seeds: Sequence[int], rules: Sequence[str], again: bool
     """
     mine = sorted(set(rules) - {PLAIN})
     seen: list[list[str]] = []
-    for path in (RESULTS / OPENED, folder / OPENED):
+    for path in (*sorted(RESULTS.rglob(OPENED)), folder / OPENED):
         kept = json.loads(path.read_text()) if path.is_file() else {}
         seen += kept["rules"] if kept.get("seeds") == list(seeds) else []
     known = any(set(mine) <= set(each) for each in seen)

@@ -99,7 +99,7 @@ def which_rule() -> Drawing:
     """Five questions that lead to a rule to begin with."""
     drawing = Drawing(760, 420, "Which rule to begin with")
     questions = [
-        ("May clients be hostile?", "guarded", "holds 21 attacks, not all"),
+        ("May clients be hostile?", "guarded", "bounded, not unbreakable"),
         ("Hundreds of trusted rows at the server?", "server-only first", "you may need no clients"),
         ("A few trusted rows at the server?", "VP>LD>DS/max", "better in 29 of 45 cases"),
         ("May the big clients be the bad ones?", "LE or EQ", "better in 27 and 24"),
