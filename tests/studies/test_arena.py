@@ -136,14 +136,6 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
     assert check_archive(forged(tmp_path / "forged.json", document)).undecided
 
 
-def test_the_part_is_the_same_whatever_the_scene_was_trained_with(tmp_path: Path) -> None:
-    """A scene trains its rules in stacks, which changes last bits; the part that is run anew does not."""
-    planned = candidate_plan("LD", changes=["rounds.count=1", "compute.engine=stacked"])
-    go_on_in(folder := written(planned, tmp_path / "out"))
-    files_of(folder)
-    assert not (found := check_archive(folder / ARCHIVE)).differs, found.lines
-
-
 def test_a_second_call_runs_nothing_and_another_arena_is_refused(done: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     go_on_in(small_arena("LD>DS/max", done), How(announce=lines.append))

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from tests.kit import assert_refused
 from tests.studies.made import QUICK, SUITE, figures, on_paper, trusting
+from tests.studies.test_attack import BASE
+from tests.studies.test_attack import made as recorded
 
 from steelyard import UserError
 from steelyard.base.errors import MachineError
-from steelyard.experiment.description import Description
+from steelyard.experiment.description import Description, FederationSettings
 from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import Part
 from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
@@ -295,6 +298,16 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
     assert len(told) == 1, "nothing runs twice"
     others = again.model_copy(update={"rules": parse_rules(["EQ", "LD"], SUITE.experiment("hospitals"))})
     assert_refused(lambda: others.answer(go_on(others, tmp_path)), "other settings")
+
+
+def test_settings_have_their_mean_over_scenes_and_seeds(tmp_path: Path) -> None:
+    """Accuracy is a quarter of the seed in both scenes; in one of them a rule explodes."""
+    for scene, ended in (("clean", ""), ("sizes", "detector")):
+        recorded(run := tmp_path / TUNING / scene, {}, 0.5, ended=ended)
+        (run / RUN_FILE).write_text(to_toml(BASE))
+    rules = dict.fromkeys(("size", "detector"), FederationSettings())
+    found = Tuning(suite=SUITE, rules=rules, scenes=("clean", "sizes")).answer(tmp_path)
+    assert found == pytest.approx({"size": 0.375, "detector": math.nan}, nan_ok=True)
 
 
 def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:
