@@ -90,6 +90,7 @@ SETTINGS: dict[str, str] = {
     "model.name=3": "model.name: got 3; allowed: text",
     "training.learning_rate=1e300": "numbers up to 1e30",
     "flaws=[{kind='noisy',amount=true,pick='random',count=1}]": "flaws.0.amount: got true",
+    "flaws=[{kind='stale',amount=0,pick='random',count=1}]": "flaws.0.amount: got 0; allowed: greater than or",
     # unknown fields and words, with what was perhaps meant
     "rounds.cuont=1": "did you mean 'count'",
     "rounds.learning_rate=1": "rounds.learning_rate: unknown field (did you mean 'training.learning_rate'?)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.kit import SMALL as KIT
@@ -70,23 +69,9 @@ def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
     assert not len(History(tmp_path / "run").failures_after())  # every claim could be true, so nobody was refused
 
 
-RECOMMENDER = {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}}
-SOME = {"pick": "random", "count": 1}
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "document"),
-    [
-        ("weighing.defence", "clients of this kind", RECOMMENDER),
-        (
-            "flaws.0.amount",
-            "got 0; allowed: greater than or equal to 1",
-            {**SMALL, "flaws": [{"kind": "stale", "amount": 0, **SOME}]},
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_before_the_run(field: str, value: str, document: dict[str, Any]) -> None:
-    assert_refused(lambda: build(document), field, value)
+def test_users_have_no_defence() -> None:
+    document = {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}}
+    assert_refused(lambda: build(document), "weighing.defence", "clients of this kind")
 
 
 def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path) -> None:
