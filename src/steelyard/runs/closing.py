@@ -30,23 +30,30 @@ def last_head(db: sqlite3.Connection) -> tuple[int, str]:
     return (-1, "") if row is None else (int(row[0]), str(row[1]))
 
 
-def closing_hash(db: sqlite3.Connection) -> str:
-    """Return the SHA-256 of the record that closes a run as it stands now."""
+def facts_hash(db: sqlite3.Connection) -> str:
+    """Return the SHA-256 of a run's facts; large runs note much of each client, so a writer asks once."""
+    found = hashlib.sha256()
+    for key, value in db.execute("SELECT key, value FROM info ORDER BY key"):
+        if key not in OUTSIDE:
+            found.update(field("fact", key) + field("value", value))
+    return found.hexdigest()
+
+
+def closing_hash(db: sqlite3.Connection, facts: str | None = None) -> str:
+    """Return the SHA-256 of the record that closes a run as it stands now, given its `facts_hash` where it is known."""
     last, head = last_head(db)
     parts = [fields(closing=VERSION, round=last, head=head)]
     for round, after, checksum, size in db.execute(_CHECKPOINTS).fetchall():
         parts.append(fields(checkpoint=round, head=after, checksum=checksum, bytes=size))
     for name, round, reason in db.execute(f"{_ENDED} ORDER BY f.name", (last,)).fetchall():
         parts.append(fields(ended=name, round=round, reason=reason))
-    for key, value in db.execute("SELECT key, value FROM info ORDER BY key").fetchall():
-        if key not in OUTSIDE:
-            parts.append(field("fact", key) + field("value", value))
+    parts.append(field("facts", facts or facts_hash(db)))
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def write_closing(db: sqlite3.Connection, signer: SigningKey | None) -> None:
+def write_closing(db: sqlite3.Connection, signer: SigningKey | None, facts: str | None = None) -> None:
     """Write the closing record of a run as it stands now, signed where there is a key; call it in a transaction."""
-    found, (last, _) = closing_hash(db), last_head(db)
+    found, (last, _) = closing_hash(db, facts), last_head(db)
     if signer is None and written_closing(db) == (last, found):
         return  # as it was, and its signature holds
     signed = (None, None)

@@ -26,7 +26,7 @@ from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.checkpoint import FOLDER, TensorFiles
-from steelyard.runs.closing import closing_problem, write_closing
+from steelyard.runs.closing import closing_problem, facts_hash, write_closing
 from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
@@ -72,6 +72,8 @@ class Store:
         self.ledger: Ledger | None = None
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
+        self._facts = ""
+        """The hash of all facts as they stand in the database; empty where it is to be computed again."""
         self._tensors = TensorFiles(folder)
         files.check_run(folder)
         with told_as(f"{folder}: cannot be written", "a writable folder", kind=MachineError):
@@ -110,12 +112,14 @@ class Store:
                 self._rows.value(federation, round, found, source)
 
     def _note(self, facts: RunFacts) -> None:
+        self._facts = ""
         self._db.executemany(WRITE["info"], facts.texts().items())
 
     def _close_record(self) -> None:
         """Write the closing record anew, in the same transaction as what it covers."""
         if self._sound:
-            write_closing(self._db, self.signer)
+            self._facts = self._facts or facts_hash(self._db)
+            write_closing(self._db, self.signer, self._facts)
 
     @contextmanager
     def _reading(self) -> Generator[None]:
@@ -131,6 +135,7 @@ class Store:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
+            self._facts = ""  # what was noted last may have been taken back
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             kept = f"; rounds written before are kept, `steelyard resume {self.folder}` goes on once that is mended"
             raise MachineError(
