@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -98,6 +99,35 @@ def test_a_server_app_that_ends_before_it_speaks_is_noticed(server: ServerFolder
     assert run.outcome["line"] == "the ServerApp did not start: failed: no module named x"
 
 
+def test_a_run_that_does_not_start_in_its_time_is_ended_and_the_next_one_begins(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+):
+    run, queue = submitted(server), Queue(server)
+    submitted(server)
+    queue.look()
+    moved = time.monotonic() + 299
+    monkeypatch.setattr(time, "monotonic", lambda: moved)
+    queue.look()
+    assert run.is_open
+    moved += 10
+    queue.look()
+    assert run.outcome["line"].startswith("the ServerApp did not start within federate.start_timeout = 300 s; see ")
+    queue.look()
+    assert (queue.stopped, len(queue.sent)) == ([101], 2)
+
+
+@pytest.mark.parametrize("spoke", [True, False])
+def test_a_run_that_was_stopped_says_so_however_its_server_app_ended(server: ServerFolder, *, spoke: bool):
+    run, queue = submitted(server), Queue(server)
+    queue.look()
+    (run.folder / "stop").touch()
+    if spoke:
+        note_outcome(run.folder, "running", pid=2**22 + 1)  # No process has this number.
+    queue.flower_says = "stopped: "
+    queue.look()
+    assert run.outcome["line"] == "stopped by an operator (`steelyard federate stop`)"
+
+
 def test_what_was_interrupted_with_its_server_goes_on_with_the_next_one_but_not_for_ever(server: ServerFolder):
     run = submitted(server)
     for number in range(3):
@@ -123,7 +153,10 @@ def test_a_run_that_waits_is_taken_out_and_one_that_goes_is_stopped_once(server:
         queue.look()
         queue.look()
         assert statuses(server) == ["stopping", "stopped"]
-        assert (queue.stopped, two.outcome["line"]) == ([101], "stopped before it began")
+        assert (queue.stopped, two.outcome["line"]) == (
+            [101],
+            "stopped by an operator (`steelyard federate stop`) before it began",
+        )
     three = submitted(server)
     three.ask_to_stop()
     assert three.status() == "stopped"  # Nobody serves: there is nobody to ask.

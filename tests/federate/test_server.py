@@ -38,14 +38,15 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from tests.federate.accounts import NOBODY, as_nobody, pem, signed
-from tests.kit import assert_refused
+from tests.kit import assert_refused, wait_until
 from tests.ports import free_ports
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
-from steelyard.federate import server
+from steelyard.federate import connections
 from steelyard.federate.certificates import make_certificates, make_key
+from steelyard.federate.connections import BoundedLoop, BoundedProtocol
 from steelyard.federate.proxy import Refusal, RegisteredKeys
-from steelyard.federate.server import BoundedLoop, BoundedProtocol, is_own, owner_of
+from steelyard.federate.server import is_own, owner_of
 from steelyard.federate.workers import environment, reserved_port
 from steelyard.proof.signing import read_public_key
 
@@ -148,6 +149,27 @@ def test_the_superlink_itself_listens_on_loopback_only(served: Served):
     assert (served.folder.stat().st_mode & 0o777) == 0o700
 
 
+def test_a_superexec_that_dies_is_started_again(served: Served) -> None:
+    """Without it Flower takes runs and starts none of them."""
+
+    def found() -> list[int]:
+        every = Path("/proc").glob("[0-9]*/cmdline")
+        return [int(file.parent.name) for file in every if belongs(file)]
+
+    def belongs(file: Path) -> bool:
+        try:
+            mine = f"FLWR_HOME={served.folder}/.flwr".encode() in (file.parent / "environ").read_bytes()
+            return mine and b"flower-superexec" in file.read_bytes()
+        except OSError:
+            return False
+
+    wait_until(lambda: len(found()) == 1, 60, "no SuperExec")
+    (before,) = found()
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: len(found()) == 1 and found() != [before], 60, "not started again")
+    assert "the SuperExec, which starts runs, ended (code -9)" in (served.folder / "superlink.log").read_text()
+
+
 def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
     assert served.link("push-object", 1 << 40).getresponse().status == 413
 
@@ -206,7 +228,7 @@ def test_a_request_target_is_never_read_in_two_ways(served: Served, target: str)
 def test_a_body_in_chunks_has_the_same_bound_and_huge_headers_are_refused(served: Served):
     # Without its end: a head that comes in one piece is read as one, however long.
     huge = _head(served, "/v1/fleet/pull-messages", filler="x" * 100_000)[:90_000]
-    assert _raw(served, huge).split(b" ")[1] == b"400"
+    assert _raw(served, huge).split(b" ")[1] == b"431"
     both = _head(served, "/v1/fleet/pull-messages", **{"content-length": "5", "transfer-encoding": "chunked"})
     smuggled = both + b"0\r\n\r\n" + _head(served, "/v1/control/list-nodes", **{"content-length": "0"})
     statuses = [part[:3] for part in _raw(served, smuggled).split(b"HTTP/1.1 ")[1:]]
@@ -348,7 +370,7 @@ class Ahead(BoundedLoop):
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
     for _ in range(4 if scope["path"] == "/slow" else 0):
-        cast(Ahead, asyncio.get_running_loop()).ahead += server.HEAD_SECONDS
+        cast(Ahead, asyncio.get_running_loop()).ahead += connections.HEAD_SECONDS
         await asyncio.sleep(0)  # The server looks at its connections meanwhile.
         await asyncio.sleep(0)
     await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -385,7 +407,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nhost:"])
 def test_a_connection_without_a_whole_head_is_ended(monkeypatch: pytest.MonkeyPatch, begun: bytes):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
 
     async def play(connect: Any) -> None:
         reader, writer = await connect()
@@ -406,7 +428,7 @@ async def answered(connection: Any, call: bytes = CALL) -> bool:
 
 
 def test_a_call_that_is_being_answered_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
 
     async def play(connect: Any) -> None:
         assert await answered(await connect(), CALL.replace(b"/ ", b"/slow "))
@@ -415,7 +437,7 @@ def test_a_call_that_is_being_answered_takes_as_long_as_it_takes(monkeypatch: py
 
 
 def test_one_address_has_so_many_connections_and_gets_them_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "MOST_FROM_ONE", 3)
+    monkeypatch.setattr(connections, "MOST_FROM_ONE", 3)
 
     async def play(connect: Any) -> None:
         held = [await connect() for _ in range(3)]

@@ -18,7 +18,7 @@ from tests.runs.records import add, begun, evaluations, record, updates
 from tests.warm import WarmProcess
 
 from steelyard.federate.queue import ServerFolder
-from steelyard.page.app import create_app, listen
+from steelyard.page.app import create_app, listen, web_config
 from steelyard.page.guard import PAGE_HEADER, Keys
 from steelyard.page.jobs import Jobs
 from steelyard.page.overview import ServerView
@@ -88,7 +88,7 @@ def serving(
     made = listen("127.0.0.1", 0)
     ending = threading.Event()
     app = create_app(root, host, keys, jobs, ending.is_set, server and ServerView(server, jobs))
-    web = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1))
+    web = uvicorn.Server(web_config(app, log_level="error", seconds=1))
     thread = threading.Thread(target=web.run, kwargs={"sockets": [made]}, daemon=True)
     thread.start()
     try:

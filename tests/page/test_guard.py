@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from starlette.routing import Route
 from tests.kit import assert_refused, named
 from tests.page.page_server import Page, finished, request, serving
 
+from steelyard.federate import connections
 from steelyard.page.app import create_app, keys_with
 from steelyard.page.guard import PAGE_HEADER, Keys, is_loopback
 from steelyard.page.jobs import Jobs
@@ -154,6 +156,20 @@ def test_what_is_answered_forbids_foreign_scripts(
     # The policy forbids scripts in the HTML, and there are none; and the key of changes stands in the HTML alone.
     assert (page.keys.page in text) == (path == "/")
     assert path != "/" or "<script>" not in text
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [(b"", b""), (b"GET / HTTP/1.1\r\nhost:", b""), (b"GET / HTTP/1.1\r\nx: " + b"x" * (8 << 20), b"HTTP/1.1 431 ")],
+    ids=["nothing", "half a head", "a head of 8 MB"],
+)
+def test_a_connection_without_a_call_is_answered_or_ended(
+    page: Page, monkeypatch: pytest.MonkeyPatch, sent: bytes, answer: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", page.port), timeout=20) as link:
+        link.sendall(sent)
+        assert link.recv(100).startswith(answer) if answer else link.recv(100) == b""
 
 
 def test_the_token_is_brought_once_and_gives_a_cookie(page: Page) -> None:

@@ -77,6 +77,9 @@ def test_files_are_written_again_only_where_that_is_asked_for(run: Path, tmp_pat
     )
     assert written[0].read_text() == "edited"
     assert export_run(History(run), "csv", force=True) == written
+    (run / "export" / "clients.csv.part").touch()  # As an export leaves it that is killed at its end.
+    assert export_run(History(run), "csv") == written
+    assert not [path for path in (run / "export").iterdir() if path.suffix == ".part"]
     assert written[0].read_text() != "edited"
     (row,) = json.loads(export_run(History(run), "json", tmp_path / "out")[1].read_text())
     assert row["accuracy"] == 0.333333333333333  # 15 digits

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -174,6 +176,19 @@ def test_what_is_too_large_for_the_disk_leaves_the_old_files_whole(tmp_path: Pat
     assert done.returncode == 2
     assert "cannot be written: File too large" in done.stderr
     assert state_of(tmp_path) == before
+
+
+def test_a_run_for_which_there_is_no_room_is_refused_in_one_line(tmp_path: Path) -> None:
+    words = ("run", "quickstart", "--quiet", "--out", "run")
+    full = warm_command(*words, folder=tmp_path, timeout=120, before=partial(no_more_than, 6000))
+    (line,) = full.stderr.strip().splitlines()
+    assert (full.returncode, "cannot be written: disk I/O error" in line, "readable" in line) == (2, True, False)
+    limits = partial(resource.setrlimit, resource.RLIMIT_AS, (600 << 20, 600 << 20))
+    command = [sys.executable, "-m", "steelyard", *words]
+    small = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, preexec_fn=limits)
+    (line,) = small.stderr.strip().splitlines()
+    assert (small.returncode, "not enough memory" in line, "allows 600 MB" in line) == (2, True, True)
+    assert not (tmp_path / "run" / "run.sqlite").exists()
 
 
 def made(folder: Path, rounds: int = 3, clients: int = 4) -> Path:

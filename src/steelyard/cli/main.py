@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import resource
 import sys
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
@@ -75,6 +76,11 @@ GONE: Mapping[tuple[str, str], str] = {
 """Commands and options that were removed since the last version, and what to do in their place."""
 
 _log = logs.logger(__name__)
+_NO_MEMORY = "not enough memory for this; allowed: fewer clients, smaller models or less data at once"
+_LEAST_MEMORY = 1000 << 20
+"""Bytes of addresses below which torch ends the process without a word of ours."""
+_HEAVY = ("running:", "studies:")
+"""Where the commands are that train."""
 # Some versions of typer are built on click, others hold a copy of it: the errors of either are above this one.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 _ClickException = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
@@ -101,6 +107,8 @@ class _Commands(typer.core.TyperGroup):
     def load(self, name: str) -> Any:
         """Return a command with all its options, or a group with all its commands; imports what they are made of."""
         if home := self._waiting.pop(name, None):
+            if home.startswith(_HEAVY) and 0 < resource.getrlimit(resource.RLIMIT_AS)[0] < _LEAST_MEMORY:
+                raise UserError(f"{name}: {_NO_MEMORY}{_limit()}")
             found, listed = resolve_name(f"steelyard.cli.{home}"), self.commands[name]
             if not isinstance(found, typer.Typer):
                 alone = typer.Typer(add_completion=False)
@@ -182,11 +190,21 @@ def _main() -> NoReturn:
         # Files and folders of every command: too long a name, no right to write, a folder where a file is asked.
         fail(one_line(f"{error.filename or 'files'}: {error.strerror or error}"))
     except MemoryError:
-        fail("not enough memory for this; allowed: fewer clients, smaller models or less data at once")
+        fail(_NO_MEMORY)
+    except ImportError as error:
+        if "failed to map" not in str(error) and "allocate memory" not in str(error):
+            raise
+        fail(f"{_NO_MEMORY}{_limit()}")  # a library does not fit into what the shell allows
     except (KeyboardInterrupt, typer.Abort):
         _log.error("stopped")
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _limit() -> str:
+    """Say how much memory the shell allows (`ulimit -v`); empty where it sets no limit."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return "" if most == resource.RLIM_INFINITY else f"; `ulimit -v` allows {most >> 20} MB, a run needs about 1,500"
 
 
 def _explain_usage(error: typer.BadParameter) -> NoReturn:

@@ -174,7 +174,10 @@ def _locked(handle: int, how: int) -> bool:
 
 
 RunStatus = Literal["queued", "starting", "running", "stopping", "interrupted", "finished", "stopped"]
-_SUBMITTED, _STARTED, _STOP = "submitted.json", "started.json", "stop"
+_SUBMITTED, _STARTED = "submitted.json", "started.json"
+STOP = "stop"
+"""The file by which an operator asks for the end of a run."""
+STOPPED = "stopped by an operator (`steelyard federate stop`)"
 
 
 class RunDocument(TypedDict):
@@ -241,7 +244,7 @@ class ServerRun:
     @property
     def is_to_stop(self) -> bool:
         """Whether somebody asked for its end."""
-        return (self.folder / _STOP).exists()
+        return (self.folder / STOP).exists()
 
     def status(self) -> RunStatus:
         """Return how it stands."""
@@ -270,9 +273,10 @@ class ServerRun:
             "line": self.outcome.get("line") if status in ("stopped", "finished") else None,
         }
 
-    def note_submitted(self, name: str, out: Path, rounds: int) -> None:
-        """Note what was submitted; from now on it stands in the queue."""
-        self._write(_SUBMITTED, {"name": name, "out": str(out), "rounds": rounds, "submitted": _now()})
+    def note_submitted(self, name: str, out: Path, rounds: int, seconds: float = 300.0) -> None:
+        """Note what was submitted, and how long its start may take; from now on it stands in the queue."""
+        words = {"name": name, "out": str(out), "rounds": rounds, "start_timeout": seconds, "submitted": _now()}
+        self._write(_SUBMITTED, words)
 
     def note_started(self, server: str, tries: int, flower: int | None = None) -> None:
         """Note which server starts it, for the how manieth time, and Flower's number for it once there is one."""
@@ -280,9 +284,13 @@ class ServerRun:
 
     def ask_to_stop(self) -> None:
         """Ask whoever serves to stop it; where nobody does, it has stopped."""
-        self._write(_STOP, {"asked": _now()})
+        self._write(STOP, {"asked": _now()})
         if not self.server.is_served():
-            self.end("stopped before it went on" if self.started else "stopped before it began")
+            self.end(self.left_waiting())
+
+    def left_waiting(self) -> str:
+        """Say how a run ended that was stopped before its turn came."""
+        return f"{STOPPED} before it {'went on' if self.started else 'began'}"
 
     def end(self, line: str) -> None:
         """Note that it ended, where the server app cannot say so itself."""
@@ -368,7 +376,7 @@ def enqueue(home: ServerFolder, experiment: Description, out: Path, *, resume: b
     """Put a run at the end of a server's queue; with `resume` it goes on in its folder."""
     run = new_run(home)
     write_app(run.app, experiment, out=out, resume=resume, ship=False, report=run.folder.resolve())
-    run.note_submitted(experiment.name, out, experiment.resolved().rounds.count)
+    run.note_submitted(experiment.name, out, experiment.resolved().rounds.count, experiment.federate.start_timeout)
     return run
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import resource
 import shutil
@@ -21,18 +22,16 @@ import sys
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from steelyard.base.errors import UserError, ends_as_interrupted
 from steelyard.base.logs import logger, show
@@ -40,8 +39,9 @@ from steelyard.clients.flower.adapter.superlink import SuperLinkControl, run_sup
 from steelyard.clients.flower.register import REGISTER, Entry, RegisterFile
 from steelyard.federate.app_folder import CONNECTION, connection_file, number_of_run
 from steelyard.federate.certificates import check_certificates, days_left, make_key
+from steelyard.federate.connections import BoundedLoop, BoundedProtocol
 from steelyard.federate.proxy import NodeProxy
-from steelyard.federate.queue import ServerFolder, ServerRun, forget_outcome, is_server_app, runs_of
+from steelyard.federate.queue import STOPPED, ServerFolder, ServerRun, forget_outcome, is_server_app, runs_of
 from steelyard.federate.workers import (
     LAUNCHER,
     Process,
@@ -53,60 +53,7 @@ from steelyard.federate.workers import (
 )
 from steelyard.proof.signing import HEAD_KEY
 
-MOST_FROM_ONE = 500
-"""Connections from one address; a hospital's nodes may well share one."""
-HEAD_SECONDS = 15.0
-"""How long a connection may go without the whole head of a call, and how long a TLS handshake may take."""
 _MOST_FILES = 8192
-
-
-class BoundedProtocol(H11Protocol):
-    """HTTP as uvicorn speaks it, which by itself waits for ever for the rest of a call's head; hand it to uvicorn.
-
-    It is the one of uvicorn's two protocols that bounds the size of headers.
-    """
-
-    _open: ClassVar[Counter[str]] = Counter()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count a connection; one too many from an address is ended at once."""
-        super().connection_made(transport)
-        self._address = str((transport.get_extra_info("peername") or ("unknown",))[0])
-        self._open[self._address] += 1
-        self._look_later: asyncio.TimerHandle | None = None
-        if self._open[self._address] > MOST_FROM_ONE:
-            transport.abort()
-        else:
-            self._look(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Count it as gone."""
-        self._open[self._address] -= 1
-        if self._open[self._address] <= 0:
-            del self._open[self._address]
-        if self._look_later is not None:
-            self._look_later.cancel()
-        super().connection_lost(exc)
-
-    def _look(self, before: object) -> None:
-        """End the connection where no call began since the last look and none is being answered."""
-        call: Any = self.cycle
-        if call is not None and not call.response_complete:
-            call = self  # It is being answered; the proxy itself bounds how long that takes.
-        elif call is before:
-            self.transport.abort()
-            return
-        self._look_later = self.loop.call_later(HEAD_SECONDS, self._look, call)
-
-
-class BoundedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose servers end TLS handshakes that dawdle; uvicorn has no setting for it."""
-
-    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:  # type: ignore[override]
-        """Listen, as any loop does."""
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = HEAD_SECONDS
-        return await super().create_server(*arguments, **options)
 
 
 def allow_many_files() -> None:
@@ -187,7 +134,7 @@ class RunQueue:
         self._stopped: set[int] = set()
         self._ended: set[int] = set()
         """Runs that are over: a queue looks twice a second, and need not read all that ever ran."""
-        self._asked = 0.0
+        self._asked = self._begun = 0.0
         self._closed = False
 
     def close(self) -> None:
@@ -212,7 +159,7 @@ class RunQueue:
 
     def _stop(self, run: ServerRun) -> None:
         if run.started.get("server") != self._mark:
-            run.end("stopped before it went on" if run.started else "stopped before it began")
+            run.end(run.left_waiting())
             _log.log(self._levels[0], f"run {run.number} was stopped")
         elif run.number not in self._stopped and (number := run.started.get("flower")):
             self._control.stop(int(number))
@@ -226,6 +173,7 @@ class RunQueue:
             return
         forget_outcome(run.folder)
         run.note_started(self._mark, tries + 1)
+        self._begun = time.monotonic()
         command = ["flwr", "run", str(run.app), CONNECTION, "--format", "json"]
         command += ["--run-config", "resume=true"] if tries else []
         words = f"goes on, try {tries + 1}" if tries else "begins"
@@ -260,14 +208,21 @@ class RunQueue:
         pid = outcome.get("pid")
         if isinstance(pid, int):
             if not is_server_app(pid) and run.is_open:
-                self._end(run, f"the ServerApp was killed; {run.advice()}")
+                self._end(run, STOPPED if run.is_to_stop else f"the ServerApp was killed; {run.advice()}")
                 if number is not None:
                     self._stop_quietly(int(number))
         elif number is not None and time.monotonic() - self._asked > _ASK_SECONDS:
             self._asked = time.monotonic()
-            ended = self._control.ended(int(number))
-            if ended is not None and not run.outcome:
-                self._end(run, f"the ServerApp did not start: {last_words(ended) or self._server.folder}")
+            ended, seconds = self._control.ended(int(number)), float(run.submitted.get("start_timeout", math.inf))
+            if run.outcome:
+                return
+            if ended is not None:
+                words = f"the ServerApp did not start: {last_words(ended) or self._server.folder}"
+                self._end(run, STOPPED if run.is_to_stop else words)
+            elif time.monotonic() - self._begun > seconds:
+                log = self._server.folder / "superlink.log"
+                self._end(run, f"the ServerApp did not start within federate.start_timeout = {seconds:g} s; see {log}")
+                self._stop_quietly(int(number))
 
     def _stop_quietly(self, number: int) -> None:
         try:

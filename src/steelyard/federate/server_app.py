@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.node_rules import held_to
 from steelyard.experiment.running import resume, run
 from steelyard.federate.app_folder import experiment_of, experiment_text
-from steelyard.federate.queue import LOG, Status, note_outcome
+from steelyard.federate.queue import LOG, STOP, STOPPED, Status, note_outcome
 from steelyard.federate.workers import LAUNCHER, is_running
 from steelyard.runs.database import exists
 from steelyard.runs.history import History
@@ -44,14 +45,12 @@ def main(grid: Grid, context: Context) -> None:
     if report is not None:
         _print_into(report / LOG)
     _leave_with_launcher()
+    _stop_in_words(report)
     _note(report, "running")
     try:
         folder = federate(grid, config, str(context.run_id))
     except BaseException as error:
-        # Flower ends the app of a run that was stopped by a signal, if the app does not notice it first.
-        found = RunStopped() if isinstance(error, SystemExit) else error
-        known = isinstance(found, UserError)
-        line = " ".join(str(found).split()) if known else f"{type(found).__name__}: {found}"
+        line = " ".join(str(error).split()) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         _note(report, "stopped", line)
         _log.error(line)
         raise
@@ -137,6 +136,18 @@ def _further(experiment: Description) -> set[str]:
 def _note(report: Path | None, status: Status, line: str = "") -> None:
     if report is not None:
         note_outcome(report, status, line, pid=os.getpid())
+
+
+def _stop_in_words(report: Path | None) -> None:
+    """Let a run that is ended by a signal say why: Flower ends apps so that do not notice a stop themselves."""
+    if report is not None:
+        RunStopped.asked = (report / STOP, STOPPED)
+
+    def stop(*_: object) -> None:
+        raise RunStopped("its ServerApp was ended by a signal")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
 
 
 def _print_into(file: Path) -> None:

@@ -24,6 +24,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from steelyard.base.errors import UserError, told_as
 from steelyard.base.logs import logger
+from steelyard.federate.connections import BoundedProtocol
 from steelyard.federate.queue import server_folder
 from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
@@ -338,6 +339,20 @@ def keys_with(token: str | None) -> Keys:
     return Keys(token)
 
 
+def web_config(app: FastAPI, *, log_level: str = "warning", seconds: int = 2) -> uvicorn.Config:
+    """Return how the page is served: its connections are bounded in number, in time and in the size of a head."""
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        log_level=log_level,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=seconds,
+        lifespan="off",
+        ws="none",
+    )
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; port 0 takes any free one."""
     with told_as(f"--host, --port: cannot listen on {host}:{port}"):
@@ -377,16 +392,7 @@ def serve(
     address = f"http://{shown}:{made.getsockname()[1]}/"
     ends = lambda: web.ending or web.should_exit  # noqa: E731
     app = create_app(root.resolve(), host, keys, jobs, ends, shown_server)
-    settings = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-        lifespan="off",
-        ws="none",
-    )
-    web = _Server(settings)
+    web = _Server(web_config(app))
     threading.Thread(target=_warm, daemon=True).start()
     announce(f"page over {root}: {address}?{urlencode({'token': keys.token})}")
     announce("Ctrl-C ends the page; runs that it started go on")

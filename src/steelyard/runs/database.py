@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, one_line
+from steelyard.base.errors import MachineError, UserError, brief, one_line
 from steelyard.base.files import BESIDE, DATABASE
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.schema import SCHEMA, VERSION, Column, declared
@@ -301,6 +301,8 @@ def _damage(path: tuple[str, ...], error: ValueError) -> Damaged:
     return Damaged(f"{table}, {name}: {'.'.join(inside) and '.'.join(inside) + ': '}{first['msg']}")
 
 
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+"""How SQLite says that a disk is full: it writes less than it was asked to."""
 _WAIT = 30
 """Seconds to wait for whoever holds a lock."""
 _VERSION = "SELECT value FROM info WHERE key = 'schema' LIMIT 1"
@@ -349,6 +351,9 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     except (*BROKEN, OSError, UserError) as error:
         if isinstance(error, UserError):
             raise
+        if write and isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _NO_ROOM:
+            words = "allowed: a writable folder with room on the disk"
+            raise MachineError(f"{folder}: cannot be written: {_reason(error)}; {words}") from error
         raise Unreadable(f"{path}: not a readable run database: {_reason(error)}", _reason(error)) from error
 
 

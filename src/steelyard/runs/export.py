@@ -120,7 +120,8 @@ To = Literal["csv", "json", "parquet"]
 def export_run(history: History, to: To, out: Path | None = None, *, force: bool = False) -> list[Path]:
     """Write each table of a run as one file and return the files; works while the run goes on.
 
-    Files that are there already are refused unless forced: they may be another run's, or edited.
+    Files that are there already are refused unless forced: they may be another run's, or edited. Beside drafts they are
+    of an export that was killed while it put its files in place.
     """
     if to == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError(
@@ -131,7 +132,8 @@ def export_run(history: History, to: To, out: Path | None = None, *, force: bool
         files.make_folder(target)
     paths = {target / f"{name}.{to}": name for name in TABLES}
     there = [path for path in paths if files.is_file(path)]
-    if there and not force:
+    killed = any(files.is_file(path.with_name(path.name + files.DRAFT)) for path in paths)
+    if there and not force and not killed:
         raise UserError(f"{there[0]}: exists already; allowed: another --out, or --force to write over it")
     written = {"csv": csv_lines, "json": _json_lines, "parquet": _parquet}[to]
     with told_as(f"{target}: cannot be written"):

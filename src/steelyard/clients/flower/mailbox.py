@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -39,8 +39,11 @@ _FAULT = 500
 class RunStopped(UserError):
     """The SuperLink no longer runs this run; nothing more can be asked."""
 
-    def __init__(self) -> None:
-        super().__init__("the SuperLink stopped this run (`flwr stop`?)")
+    asked: ClassVar[tuple[Path, str] | None] = None
+    """A file, and what it says of the end of this process's run where it is there."""
+
+    def __init__(self, otherwise: str = "the SuperLink stopped this run (`flwr stop`?)") -> None:
+        super().__init__(self.asked[1] if self.asked is not None and self.asked[0].exists() else otherwise)
 
 
 class SuperLinkFault(UserError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,14 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.superlink.grid import HttpGrid
 
+from steelyard.base.logs import logger
 from steelyard.clients.flower.adapter.fleet import bound_answers
 from steelyard.clients.flower.adapter.messages import PartsTree
+
+_log = logger(__name__)
+
+_AGAIN_SECONDS = 1.0
+"""How long after its end, at most, a SuperExec is started again."""
 
 
 class SuperLinkControl:
@@ -71,12 +78,39 @@ def run_superlink(serve: Callable[..., None], parts: Path | None) -> None:
     # Flower has no settings for any of this. The package names a function as it names this module.
     superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     superlink.uvicorn = SimpleNamespace(run=run)
+    superlink.SuperLinkLifespan = _watched(superlink.SuperLinkLifespan)
     states: Any = importlib.import_module("flwr.server.superlink.linkstate.linkstate_factory")
     states.InMemoryLinkState = lambda manager, store: NodeMessages(manager, store, note)
     if parts is not None:
         stores: Any = importlib.import_module("flwr.supercore.object_store.object_store_factory")
         stores.InMemoryObjectStore = lambda: PartsInFiles(parts)
     superlink.flower_superlink()
+
+
+def _watched(lifespan: Any) -> Any:
+    """Return Flower's class that starts the SuperExec, which starts runs: one that ended is started again.
+
+    Flower itself would take runs further on and start none of them.
+    """
+
+    class Watched(lifespan):
+        def startup(self) -> None:
+            self._closing = threading.Event()
+            super().startup()
+            threading.Thread(target=self._watch, daemon=True, name="superexec").start()
+
+        def shutdown(self) -> None:
+            self._closing.set()
+            super().shutdown()
+
+        def _watch(self) -> None:
+            while not self._closing.wait(_AGAIN_SECONDS):
+                code = None if self.superexec_process is None else self.superexec_process.poll()
+                if code is not None and not self._closing.is_set():
+                    _log.error(f"the SuperExec, which starts runs, ended (code {code}); it is started again")
+                    self._start_superexec_if_needed()
+
+    return Watched
 
 
 class FoundAnswer(NamedTuple):
