@@ -6,6 +6,7 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -165,13 +166,12 @@ def compare(
             return
         result = Result(folder)
         with doing("comparing the rules"):
-            document = _print_table(result.history, baseline, format, all_tables=full, in_words=full)
+            document = computed(result.history, result.experiment, baseline)
+            document.tested()
     if report:
         write_own_report(result, document)
-    if format == "text":
-        print(f"run stored in {printable(str(result.folder))}")
-        print(f"every table: steelyard table {printable(shlex.quote(str(result.folder)))}")
-        print(printable(report_line(str(result.folder), report)))
+    lines = [f"run stored in {folder}", _tables_line(folder), report_line(str(folder), report)]
+    _print_table(document, format, lines, all_tables=full, in_words=full)
 
 
 def table(
@@ -199,7 +199,13 @@ def table(
     if groups:
         _print_groups(folder, format)
     else:
-        _print_table(folder, baseline, format, curves, in_words=full)
+        document = computed(folder, read_experiment(folder), baseline)
+        document.tested()
+        if curves is not None:
+            from steelyard.report.figures import write_curves
+
+            write_curves(folder, document, curves)
+        _print_table(document, format, in_words=full)
     warn_of_changes(folder)
 
 
@@ -214,26 +220,16 @@ def _print_groups(folder: Path, format: Format) -> None:
 
 
 def _print_table(
-    run: History | Path,
-    baseline: str | None,
-    format: Format,
-    curves: Path | None = None,
-    *,
-    all_tables: bool = True,
-    in_words: bool = False,
-) -> Comparison:
-    folder = run if isinstance(run, Path) else run.folder
-    document = computed(run, read_experiment(folder), baseline)
-    document.tested()
-    if curves is not None:
-        from steelyard.report.figures import write_curves
-
-        write_curves(folder, document, curves)
+    document: Comparison, format: Format, lines: Sequence[str] = (), *, all_tables: bool = True, in_words: bool = False
+) -> None:
     parts = comparison_parts(document, all_tables=all_tables, in_words=in_words)
-    emit(document, format, parts, more_seeds(document.recommendation), lambda: comparison_csv(document))
+    emit(document, format, parts, [*more_seeds(document.recommendation), *lines], lambda: comparison_csv(document))
     if format == "csv":
         _warn_of_change(document.chain)
-    return document
+
+
+def _tables_line(folder: Path) -> str:
+    return f"every table: steelyard table {shlex.quote(str(folder))}"
 
 
 def _warn_of_change(chain: Chain) -> None:
@@ -267,4 +263,4 @@ def join(
         show_study(first, answer, "text")
     print(f"{len(folders)} parts joined in {printable(str(whole))}")
     if first is None:
-        print(f"every table: steelyard table {printable(shlex.quote(str(whole)))}")
+        print(printable(_tables_line(whole)))
