@@ -12,12 +12,13 @@ recipe `adafed-regression` are shared out; `--blurred` puts the microscopes of a
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from benchmarks.kit import Out, start
 from steelyard import Experiment
 from steelyard.data import Dataset, in_memory
 
@@ -63,18 +64,17 @@ def experiment(rounds: int, blurred: float) -> Experiment:
     return loaded
 
 
-def main() -> None:
+def main(
+    out: Out,
+    seeds: int = 5,
+    rounds: int = 15,
+    images: int = 1000,
+    blurred: Annotated[float, typer.Option(help="share of the clients whose images are out of focus")] = 0.0,
+) -> None:
     """Draw, train, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--blurred", type=float, default=0.0, help="share of the clients whose images are out of focus")
-    chosen = parser.parse_args()
-    described, drawn = experiment(chosen.rounds, chosen.blurred), partial(cells, images=chosen.images)
-    print(described.compare(RULES, chosen.seeds, chosen.out, dataset=drawn, progress=False))
+    drawn = partial(cells, images=images)
+    print(experiment(rounds, blurred).compare(RULES, seeds, out, dataset=drawn, progress=False))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -13,14 +13,16 @@ keeps what was read: where runs of several machines are put together, it stands 
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from benchmarks.kit import start
 from benchmarks.papers import NAMED
 from steelyard.base.measures import estimate
 from steelyard.report.statistics import ALPHA, equivalence_p, holm, paired_p
@@ -149,22 +151,16 @@ def _cells(values: Sequence[float], p: float | None, same: float | None) -> tupl
     return gain, f"{p:.2g}", f"{same:.2g}", verdict
 
 
-def main() -> None:
+def main(out: Annotated[Path, typer.Argument(help="the folder that benchmarks.papers wrote")]) -> None:
     """Read what is there and print it."""
     from benchmarks.papers import power_parts
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="the folder that benchmarks.papers wrote")
-    chosen = parser.parse_args()
-    planned = list(power_parts())
-    scores = kept(chosen.out, planned)
+    scores = kept(out, list(power_parts()))
     print(table(scores, contrasts()))
-    beside: Mapping[str, float] = {
-        f"{experiment}: {rule}": value for (experiment, rule, _), value in scores.items() if FLOAT32 in experiment
-    }
-    for name, value in beside.items():
-        print(f"{name}: {100 * value:.2f} %")
+    for (experiment, rule, _), value in scores.items():
+        if FLOAT32 in experiment:
+            print(f"{experiment}: {rule}: {100 * value:.2f} %")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

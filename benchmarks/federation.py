@@ -13,20 +13,22 @@ shared pages count once). `--out FILE` adds a row to a Markdown table.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
+
+from benchmarks.kit import machine, start, table, whole_numbers
 
 _LOOK_SECONDS = 0.02
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,34 +49,10 @@ COLUMNS = {
     "cpu_sec_per_round": "processor, s a round",
     "load": "load",
 }
+LAST = {"command": "command", "machine": "machine"}
 
 
-def main() -> None:
-    """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=0, help="of all nodes together; 0: two for each node")
-    parser.add_argument("--hidden", default="", help="hidden units of the model, 2530,2530; none: logistic regression")
-    parser.add_argument(
-        "--data",
-        default="digits",
-        choices=list(PIXELS),
-        help="mnist (from STEELYARD_DATA) has enough rows for many clients",
-    )
-    parser.add_argument("--tls", action="store_true")
-    parser.add_argument("--served", action="store_true", help="through the proxy, each node in processes of its own")
-    parser.add_argument("--out", type=Path, help="Markdown file that gets a row more")
-    chosen = parser.parse_args()
-    hidden = tuple(int(one) for one in chosen.hidden.split(",") if one)
-    document = experiment(chosen.nodes, chosen.clients or 2 * chosen.nodes, chosen.rounds, hidden, chosen.data)
-    found = served(document, chosen.nodes) if chosen.served else local(document, chosen.nodes, tls=chosen.tls)
-    if chosen.out is not None:
-        add_row(chosen.out, COLUMNS, found, "python -m benchmarks.federation " + " ".join(sys.argv[1:]))
-    print(json.dumps(found))
-
-
-def experiment(nodes: int, clients: int, rounds: int, hidden: tuple[int, ...], data: str) -> dict[str, Any]:
+def experiment(nodes: int, clients: int, rounds: int, hidden: Sequence[int], data: str) -> dict[str, Any]:
     """Return an experiment on images of digits."""
     return {
         "name": "small",
@@ -208,7 +186,11 @@ def watched(out: Path, work: Callable[[], object]) -> dict[str, Any]:
     done.set()
     watcher.join()
     stored.setdefault(last_round(out), ended)
-    times = [stored[round] for round in sorted(stored) if round >= 0]
+    return took(begun, [stored[round] for round in sorted(stored) if round >= 0], ended)
+
+
+def took(begun: float, times: Sequence[float], ended: float) -> dict[str, float]:
+    """Return how long the first model, each round after it and the whole took, from when each was stored."""
     each = [later - earlier for earlier, later in itertools.pairwise(times)]
     return {
         "load": os.getloadavg()[0],
@@ -277,17 +259,35 @@ def peak(pid: int) -> int:
         return 0
 
 
-def add_row(file: Path, columns: dict[str, str], found: dict[str, Any], command: str) -> None:
-    """Add what was found to a Markdown table, with the command and the machine; it is made where it is missing."""
-    titles = [*columns.values(), "command", "machine"]
-    if not file.exists():
-        file.write_text(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n", encoding="utf-8")
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    values = [found.get(name, "") for name in columns]
-    words = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
-    with file.open("a", encoding="utf-8") as table:
-        table.write(f"| {' | '.join([*words, f'`{command}`', machine])} |\n")
+def show(found: Mapping[str, Any], columns: Mapping[str, str], out: Path | None) -> None:
+    """Print what was found; where a file is given, add it to a table there, with the command and the machine."""
+    if out is not None:
+        command = f"`python -m benchmarks.{' '.join([Path(sys.argv[0]).stem, *sys.argv[1:]])}`"
+        lines = table([{**found, "command": command, "machine": machine()}], {**columns, **LAST}).splitlines()
+        with out.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in (lines if not out.stat().st_size else lines[2:])))
+    print(json.dumps(found), flush=True)
+
+
+def main(
+    nodes: int = 2,
+    rounds: int = 10,
+    clients: Annotated[int, typer.Option(help="of all nodes together; 0: two for each node")] = 0,
+    hidden: Annotated[str, typer.Option(help="hidden units of the model, 2530,2530; none: logistic regression")] = "",
+    data: Annotated[
+        Literal["digits", "mnist"], typer.Option(help="mnist (from STEELYARD_DATA) has enough rows for many clients")
+    ] = "digits",
+    tls: bool = False,
+    through_proxy: Annotated[
+        bool, typer.Option("--served", help="through the proxy, each node in processes of its own")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Markdown file that gets a row more")] = None,
+) -> None:
+    """Measure as the command line says."""
+    document = experiment(nodes, clients or 2 * nodes, rounds, whole_numbers(hidden), data)
+    found = served(document, nodes) if through_proxy else local(document, nodes, tls=tls)
+    show(found, COLUMNS, out)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -10,19 +10,18 @@ for each message; the memory of a node of Flower's is that between messages. Pri
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.federation import COLUMNS, about, add_row, experiment, family, peak, pss, served
+import typer
+
+from benchmarks.federation import COLUMNS, about, experiment, family, peak, pss, served, show, took
+from benchmarks.kit import start, whole_numbers
 
 PROJECT = """
 [build-system]
@@ -90,23 +89,6 @@ def evaluate(message, context):
 '''
 
 
-def main() -> None:
-    """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--hidden", default="2530,2530", help="hidden units of the model")
-    parser.add_argument("--out", type=Path, help="Markdown file that gets two rows more")
-    chosen = parser.parse_args()
-    hidden = tuple(int(one) for one in chosen.hidden.split(","))
-    document = experiment(chosen.nodes, chosen.nodes, chosen.rounds, hidden, "digits")
-    for measure in (served, flower):
-        found = measure(document, chosen.nodes)
-        if chosen.out is not None:
-            add_row(chosen.out, COLUMNS, found, "python -m benchmarks.flower_fedavg " + " ".join(sys.argv[1:]))
-        print(json.dumps(found), flush=True)
-
-
 def write(file: Path, text: str) -> None:
     """Write a text file, in a folder that is made where it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -151,20 +133,21 @@ def flower(document: dict[str, Any], nodes: int) -> dict[str, Any]:
             ended = time.time()
         finally:
             end_all(running)
-    times = found["times"]
-    each = [later - earlier for earlier, later in itertools.pairwise(times)]
-    return {
-        **facts,
-        "through": "Flower's FedAvg, no TLS",
-        "load": os.getloadavg()[0],
-        "first_model_sec": round(times[0] - begun, 2),
-        "median_round_sec": round(statistics.median(each), 2),
-        "longest_round_sec": round(max(each), 2),
-        "total_sec": round(ended - begun, 2),
-        "server_app_mb": found["peak_mb"],
-        **memory,
-    }
+    seconds = took(begun, found["times"], ended)
+    return {**facts, "through": "Flower's FedAvg, no TLS", **seconds, "server_app_mb": found["peak_mb"], **memory}
+
+
+def main(
+    nodes: int = 8,
+    rounds: int = 3,
+    hidden: Annotated[str, typer.Option(help="hidden units of the model")] = "2530,2530",
+    out: Annotated[Path | None, typer.Option(help="Markdown file that gets two rows more")] = None,
+) -> None:
+    """Measure as the command line says."""
+    document = experiment(nodes, nodes, rounds, whole_numbers(hidden), "digits")
+    for measure in (served, flower):
+        show(measure(document, nodes), COLUMNS, out)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -8,8 +8,6 @@ a thousand nodes more would take, in cores. `--out FILE` adds a row to a Markdow
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,9 +15,12 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.federation import Server, add_row, seconds, server
+import typer
+
+from benchmarks.federation import Server, seconds, server, show
+from benchmarks.kit import start, whole_numbers
 
 COLUMNS = {
     "nodes": "idle nodes",
@@ -29,21 +30,6 @@ COLUMNS = {
     "failed_calls": "calls that failed",
     "load": "load",
 }
-
-
-def main() -> None:
-    """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="50,200", help="numbers of nodes, ascending; at most 450 have one address")
-    parser.add_argument("--seconds", type=float, default=40.0, help="how long each number is watched")
-    parser.add_argument("--out", type=Path, help="Markdown file that gets a row more")
-    chosen = parser.parse_args()
-    steps = [int(one) for one in chosen.nodes.split(",")]
-    with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), steps[-1], 1) as started:
-        found = measure(started, steps, chosen.seconds)
-    if chosen.out is not None:
-        add_row(chosen.out, COLUMNS, found, "python -m benchmarks.idle_nodes " + " ".join(sys.argv[1:]))
-    print(json.dumps(found))
 
 
 def measure(started: Server, steps: list[int], watch: float) -> dict[str, Any]:
@@ -98,5 +84,17 @@ def take_part(
             stop.wait(0.5)
 
 
+def main(
+    nodes: Annotated[str, typer.Option(help="numbers of nodes, ascending; at most 450 have one address")] = "50,200",
+    watch: Annotated[float, typer.Option("--seconds", help="how long each number is watched")] = 40.0,
+    out: Annotated[Path | None, typer.Option(help="Markdown file that gets a row more")] = None,
+) -> None:
+    """Measure as the command line says."""
+    steps = whole_numbers(nodes)
+    with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), steps[-1], 1) as started:
+        found = measure(started, steps, watch)
+    show(found, COLUMNS, out)
+
+
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -9,11 +9,8 @@ document.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import resource
 import statistics
 import time
 from dataclasses import replace
@@ -21,6 +18,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks.kit import Format, machine, peak_mb, start, timed
 from steelyard.experiment.loading import load
 from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
@@ -28,7 +26,7 @@ from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.rounds.loop import one_round
 
 
-def timed(recipe: str, epochs: int, threads: int) -> dict[str, Any]:
+def measured(recipe: str, epochs: int, threads: int) -> dict[str, Any]:
     """Run some epochs and a ranking, and return their seconds."""
     experiment = load(recipe, [f"fpl.threads={threads}"])
     assert isinstance(experiment, RecommendDescription)
@@ -51,9 +49,8 @@ def timed(recipe: str, epochs: int, threads: int) -> dict[str, Any]:
             round += 1
             one_round([federation], states, clients, server, plan, round)
         seconds.append(time.perf_counter() - begun)
-    begun = time.perf_counter()
-    clients.lists(federation.name, experiment.seed, states[federation.name].parameters, 10)
-    ranked = time.perf_counter() - begun
+    model = states[federation.name].parameters
+    ranked = timed(lambda: clients.lists(federation.name, experiment.seed, model, 10)).clock
     return {
         "recipe": recipe,
         "users": selection.users,
@@ -63,9 +60,9 @@ def timed(recipe: str, epochs: int, threads: int) -> dict[str, Any]:
         "selection_seconds": round_to(selected),
         "epoch_seconds": round_to(statistics.median(seconds)),
         "ranking_seconds": round_to(ranked),
-        "peak_gigabytes": round_to(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20),
+        "peak_gigabytes": round_to(peak_mb() / 1024),
         "threads": threads,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
     }
 
 
@@ -74,20 +71,14 @@ def round_to(value: float) -> float:
     return round(float(value), 2)
 
 
-def main() -> None:
-    """Parse and go."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="kgflex-ml1m")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    chosen = parser.parse_args()
-    found = timed(chosen.recipe, chosen.epochs, chosen.threads)
-    if chosen.format == "text":
+def main(recipe: str = "kgflex-ml1m", epochs: int = 3, threads: int = 2, format: Format = "text") -> None:
+    """Measure and print."""
+    found = measured(recipe, epochs, threads)
+    if format == "text":
         for name, value in found.items():
             print(f"{name:<22}{value}")
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

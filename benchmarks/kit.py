@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 Out = Annotated[Path, typer.Option()]
 """An option that names a folder or a file and must be given."""
+Format = Literal["text", "json"]
+"""For people, or for programs."""
 
 
 def start(main: Any) -> None:

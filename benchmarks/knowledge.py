@@ -9,9 +9,7 @@ of film and feature that KGFlex's authors report for MovieLens 1M. It measures t
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.kit import Format, peak_mb, start, table
 from steelyard.base.randomness import generator
 from steelyard.data.files import find
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, load
@@ -82,24 +81,16 @@ def measure() -> dict[str, dict[str, float]]:
                 "seconds": round(time.perf_counter() - begun, 2),
                 "features": features.features,
                 "pairs": features.matrix.nnz,
-                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+                "peak_mb": round(peak_mb()),
             }
     return found
 
 
-def main() -> None:
+def main(format: Format = "text") -> None:
     """Print the table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    chosen = parser.parse_args()
     found = measure()
-    if chosen.format == "json":
-        print(json.dumps(found))
-        return
-    print(f"{'case':<32}{'seconds':>9}{'features':>10}{'pairs':>12}{'peak MB':>9}")
-    for name, row in found.items():
-        print(f"{name:<32}{row['seconds']:>9.2f}{row['features']:>10,}{row['pairs']:>12,}{row['peak_mb']:>9,}")
+    print(json.dumps(found) if format == "json" else table([{"case": name, **row} for name, row in found.items()]))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

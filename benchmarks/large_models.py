@@ -8,20 +8,19 @@ The model that was sent and one client's model at a time are in memory, as they 
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 import time
-from resource import RUSAGE_SELF, getrusage
+from typing import Annotated
 
 import numpy as np
+import typer
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
+from benchmarks.kit import alone, peak_mb, start, words
 from steelyard.nvflare import WeighedAggregator
 
 ARRAYS = 8
@@ -44,7 +43,7 @@ def measure(rule: str, megabytes: float, clients: int, folder: str | None) -> di
     task = DXO(DataKind.WEIGHTS, sent).to_shareable()
     context.set_prop(AppConstants.TRAIN_SHAREABLE, task, private=True, sticky=False)
     aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, context)
-    imported, begun = getrusage(RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    imported, begun = peak_mb(), time.perf_counter()
     for client in range(clients):
         aggregator.accept_model(answer(client, sent))
     taken = time.perf_counter() - begun
@@ -55,29 +54,28 @@ def measure(rule: str, megabytes: float, clients: int, folder: str | None) -> di
         "rule": rule,
         "megabytes": megabytes,
         "clients": clients,
-        "peak_gb": round(getrusage(RUSAGE_SELF).ru_maxrss / 1e6, 3),
-        "before_the_first_client_gb": round(imported / 1e6, 3),
+        "peak_gb": round(peak_mb() / 1e3, 3),
+        "before_the_first_client_gb": round(imported / 1e3, 3),
         "seconds_to_take_them_in": round(taken, 1),
         "seconds_to_weigh": round(time.perf_counter() - begun - taken, 1),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=float, default=1000, help="size of one model, in float32")
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rules", default="DS,MD>DS/max,median(DS)", help="with commas; each in a process of its own")
-    parser.add_argument("--folder", help="where updates wait")
-    parser.add_argument("--here", action="store_true", help="in this process; one rule")
-    options = parser.parse_args()
-    if options.here:
-        print(json.dumps(measure(options.rules, options.megabytes, options.clients, options.folder)), flush=True)
+def main(
+    megabytes: Annotated[float, typer.Option(help="size of one model, in float32")] = 1000,
+    clients: int = 20,
+    rules: Annotated[str, typer.Option(help="with commas; each in a process of its own")] = "DS,MD>DS/max,median(DS)",
+    folder: Annotated[str | None, typer.Option(help="where updates wait")] = None,
+    here: Annotated[bool, typer.Option("--here", help="in this process; one rule")] = False,
+) -> None:
+    if here:
+        print(json.dumps(measure(rules, megabytes, clients, folder)), flush=True)
         return
-    for rule in options.rules.split(","):
-        words = ["--here", "--rules", rule, "--megabytes", str(options.megabytes), "--clients", str(options.clients)]
-        words += ["--folder", options.folder] if options.folder else []
-        subprocess.run([sys.executable, "-m", "benchmarks.large_models", *words], check=True)
+    waits = ["--folder", folder] if folder else []
+    for rule in words(rules):
+        given = ("--rules", rule, "--megabytes", megabytes, "--clients", clients, *waits)
+        print(json.dumps(alone("large_models", "--here", *given)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -8,12 +8,12 @@ shown to anyone. The tables of docs/results/recommend.md keep all users. Needs a
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.kit import start
 from steelyard.data.files import find
 from steelyard.recommend.baselines.neighbours import ItemKnn
 from steelyard.recommend.evaluate import best_unseen
@@ -37,14 +37,10 @@ def measured(path: Path, neighbours: int) -> dict[str, float]:
     return found | {name: round(float(mean), 5) for name, mean in means.items()} | {"items": int(ItemCoverage()(view))}
 
 
-def main() -> None:
-    """Read the options and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("amazon_digital_music/AmazonDigitalMusic.tsv.gz"))
-    parser.add_argument("--neighbours", type=int, default=10)
-    options = parser.parse_args()
-    print(json.dumps(measured(find(options.data, "Amazon Digital Music"), options.neighbours)))
+def main(data: Path = Path("amazon_digital_music/AmazonDigitalMusic.tsv.gz"), neighbours: int = 10) -> None:
+    """Measure and print."""
+    print(json.dumps(measured(find(data, "Amazon Digital Music"), neighbours)))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -10,18 +10,19 @@ start and with the same clients; its line is written when it ends. After --minut
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
+from benchmarks.kit import Kept, start, table, whole_numbers, words
 from steelyard.base.measures import estimate, show_estimate
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
@@ -43,6 +44,9 @@ NAMES = {
     "secure": "secure aggregation",
     "ckks": "CKKS",
 }
+
+
+TITLES = ("network", "clients", "", "test accuracy", "round", "a client sends")
 
 
 def privacy(protection: str, clip: float) -> dict[str, Any] | None:
@@ -112,9 +116,9 @@ def machine() -> str:
     return f"{platform.machine()}, {device}"
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def costs(lines: list[dict[str, Any]]) -> str:
     """Return the cells as a table in Markdown: means over the seeds, medians of the times."""
-    rows = ["| network | clients | | test accuracy | round | a client sends |", "|---|---|---|---|---|---|"]
+    rows: list[dict[str, str]] = []
     for model in MODELS:
         for clients in sorted({line["clients"] for line in lines}):
             for kind in PROTECTIONS:
@@ -125,46 +129,37 @@ def table(lines: list[dict[str, Any]]) -> str:
                 seconds = statistics.median(line["seconds"] for line in mine)
                 size = mine[0]["bytes"]
                 shown = f"{size / 1e6:.3f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
-                rows.append(
-                    f"| {model} | {clients} | {NAMES[kind]} | {show_estimate(estimate(accuracy))} % "
-                    f"| {seconds:.1f} s | {shown} |"
-                )
-    return "\n".join(rows)
+                found = (model, str(clients), NAMES[kind], f"{show_estimate(estimate(accuracy))} %")
+                rows.append(dict(zip(TITLES, (*found, f"{seconds:.1f} s", shown), strict=True)))
+    return table(rows)
 
 
-def main() -> None:
+def main(
+    out: Annotated[Path, typer.Argument()],
+    models: str = "cnn,mlp",
+    clients: str = "10,100",
+    protections: str = ",".join(PROTECTIONS),
+    seeds: int = 3,
+    samples: Annotated[int, typer.Option(help="rows of a client; fewer for a trial")] = 600,
+    minutes: Annotated[float, typer.Option(help="begin no cell after so long")] = 15.0,
+    only_table: Annotated[bool, typer.Option("--table")] = False,
+) -> None:
     """Run what is missing, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--models", default="cnn,mlp")
-    parser.add_argument("--clients", default="10,100")
-    parser.add_argument("--protections", default="plain,central,local,secure,ckks")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=600, help="rows of a client; fewer for a trial")
-    parser.add_argument("--minutes", type=float, default=15.0, help="begin no cell after so long")
-    parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "cells.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-    if options.table:
-        print(table(lines))
+    kept = Kept(out / "cells.jsonl")
+    if only_table:
+        print(costs(kept.lines))
         return
-    known = {(x["model"], x["protection"], x["clients"], x["seed"]) for x in lines}
+    known = {(x["model"], x["protection"], x["clients"], x["seed"]) for x in kept.lines}
     begun = time.monotonic()
-    wanted = cells(
-        [int(count) for count in options.clients.split(",")], options.models.split(","), options.protections.split(",")
-    )
-    for model, kind, count in wanted:
+    for model, kind, count in cells(whole_numbers(clients), words(models), words(protections)):
         # Encryption moves the model by rounding alone, which one seed shows; its time is that of a machine.
-        for seed in range(1, 2 if kind in ENCRYPTED else options.seeds + 1):
-            if (model, kind, count, seed) in known or time.monotonic() - begun > 60 * options.minutes:
+        for seed in range(1, 2 if kind in ENCRYPTED else seeds + 1):
+            if (model, kind, count, seed) in known or time.monotonic() - begun > 60 * minutes:
                 continue
-            found = measure(options.out / "run", model, kind, count, seed, options.samples)
-            with path.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+            found = measure(out / "run", model, kind, count, seed, samples)
+            kept.add(found)
             print(f"{model} {kind} {count} {seed}: {found['accuracy']:.4f} in {found['seconds']:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -11,22 +11,19 @@ line is one JSON document: {"ratio": {"implicit": ours / theirs}, ...}.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+import typer
 
+from benchmarks.kit import Format, alone, machine, peak_mb, start, timed
 from steelyard.data.files import find
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.fpl import MODES, Learning
@@ -94,16 +91,9 @@ class Theirs:
         return seen[-1]
 
 
-def peak_megabytes() -> float:
-    """Return the peak memory of this process."""
-    scale = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
-
-
 def measure(repeats: int, rows: int | None) -> dict[str, Any]:
     """Time both in turns, after one epoch each to warm up."""
-    child = [sys.executable, "-m", "benchmarks.recommend", "--memory", *([] if rows is None else ["--rows", str(rows)])]
-    memory = float(subprocess.run(child, check=True, capture_output=True, text=True).stdout.split()[-1])
+    memory = alone("recommend", "--memory", *([] if rows is None else ["--rows", rows]))
     table = data(rows)
     ours, theirs = Ours(table), Theirs(table)
     ours.epoch(), theirs.epoch()
@@ -131,39 +121,31 @@ def modes(table: Interactions) -> Iterator[dict[str, Any]]:
     for mode in MODES:
         ours = Ours(table, mode)
         ours.epoch()
-        begun = time.process_time()
-        seconds = ours.epoch()
-        processor = round(time.process_time() - begun, 3)
-        found = {"mode": mode, "seconds": round(seconds, 3), "processor": processor, "triples": ours.epoch_triples}
-        yield found | {"machine": machine()}
+        took = timed(ours.epoch)
+        found = {"mode": mode, "seconds": round(took.clock, 3), "processor": round(took.processor, 3)}
+        yield found | {"triples": ours.epoch_triples, "machine": machine()}
 
 
-def machine() -> str:
-    """Return the machine in words."""
-    return f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--memory", action="store_true", help="only run three epochs of ours and print the peak in MB")
-    parser.add_argument("--modes", action="store_true", help="time an epoch of each mode of FPL instead")
-    parser.add_argument("--rows", type=int, help="only so many ratings")
-    chosen = parser.parse_args()
-    if chosen.modes:
-        for found in modes(data(chosen.rows)):
+def main(
+    format: Format = "text",
+    repeats: int = 7,
+    memory: Annotated[bool, typer.Option("--memory", help="run three epochs of ours and print the peak in MB")] = False,
+    each_mode: Annotated[bool, typer.Option("--modes", help="time an epoch of each mode of FPL instead")] = False,
+    rows: Annotated[int | None, typer.Option(help="only so many ratings")] = None,
+) -> None:
+    """Measure and print."""
+    if each_mode:
+        for found in modes(data(rows)):
             print(json.dumps(found), flush=True)
         return
-    if chosen.memory:
-        ours = Ours(data(chosen.rows))
+    if memory:
+        ours = Ours(data(rows))
         for _ in range(3):
             ours.epoch()
-        print(peak_megabytes())
+        print(json.dumps(peak_mb()))
         return
-    found = measure(chosen.repeats, chosen.rows)
-    if chosen.format == "text":
+    found = measure(repeats, rows)
+    if format == "text":
         print(
             f"steelyard {found['seconds']['steelyard']:.3f} s, implicit {found['seconds']['implicit']:.3f} s per epoch"
         )
@@ -172,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -13,19 +13,18 @@ line is one JSON document.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from benchmarks.recommend import FACTORS, RATE, THREADS, Ours, Theirs, machine, peak_megabytes
+from benchmarks.kit import alone, machine, peak_mb, start, table
+from benchmarks.recommend import FACTORS, RATE, THREADS, Ours, Theirs
 from steelyard.recommend.interactions import Interactions
 
 TASTES, OWN, CUTOFF, JUDGED = 50, 0.7, 10, 2000
@@ -103,17 +102,17 @@ def later_epochs(course: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(users: int, items: int, rows: int, epochs: int, most: float, mode: str) -> dict[str, Any]:
     """Train both in turns and return what each took and reached."""
-    train, test = interactions(arguments.users, arguments.items, arguments.rows)
+    train, test = interactions(users, items, rows)
     judge = Judge(train, test)
-    ours, theirs = Ours(train, arguments.mode, arguments.engine), Theirs(train)
+    ours, theirs = Ours(train, mode), Theirs(train)
     courses: dict[str, list[dict[str, float]]] = {"steelyard": [], "implicit": []}
-    Ours(interactions(50, 40, 500)[0], arguments.mode, "compiled").epoch()  # compiled before anything is timed
+    Ours(interactions(50, 40, 500)[0], mode).epoch()  # compiled before anything is timed
     started = time.perf_counter()
-    for epoch in range(arguments.epochs):
+    for epoch in range(epochs):
         # Two epochs at least: what an epoch takes is the median after the first.
-        if epoch > 1 and time.perf_counter() - started > arguments.seconds:
+        if epoch > 1 and time.perf_counter() - started > most:
             break
         for name, system in (("steelyard", ours), ("implicit", theirs)):
             course = courses[name]
@@ -132,11 +131,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 }
             )
     return {
-        "users": arguments.users,
-        "items": arguments.items,
+        "users": users,
+        "items": items,
         "interactions": len(train),
-        "mode": arguments.mode,
-        "engine": arguments.engine,
+        "mode": mode,
         "factors": FACTORS,
         "rate": RATE,
         "threads": THREADS,
@@ -147,41 +145,36 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _memory(arguments: argparse.Namespace) -> float:
-    words = [f"--{name}={getattr(arguments, name)}" for name in ("users", "items", "rows", "mode", "engine")]
-    command = [sys.executable, "-m", "benchmarks.recommend_large", "--memory", *words]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--users", type=int, default=138_493)
-    parser.add_argument("--items", type=int, default=26_744)
-    parser.add_argument("--rows", type=int, default=20_000_263)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=200, help="no epoch begins after so many seconds of training")
-    parser.add_argument("--mode", default="sFPL+", choices=("sFPL", "sFPL+", "pFPL", "pFPL+"))
-    parser.add_argument("--engine", default="compiled", choices=("auto", "compiled", "numpy"))
-    parser.add_argument("--memory", action="store_true", help="only train two epochs of ours and print the peak in MB")
-    parser.add_argument("--quiet", action="store_true", help="JSON alone")
-    chosen = parser.parse_args()
-    if chosen.memory:
-        ours = Ours(interactions(chosen.users, chosen.items, chosen.rows)[0], chosen.mode, chosen.engine)
+def main(
+    users: int = 138_493,
+    items: int = 26_744,
+    rows: int = 20_000_263,
+    epochs: int = 15,
+    seconds: Annotated[float, typer.Option(help="no epoch begins after so many seconds of training")] = 200,
+    mode: str = "sFPL+",
+    memory: Annotated[bool, typer.Option("--memory", help="train two epochs of ours and print the peak in MB")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="JSON alone")] = False,
+) -> None:
+    """Measure and print."""
+    if memory:
+        ours = Ours(interactions(users, items, rows)[0], mode)
         for _ in range(2):
             ours.epoch()
-        print(peak_megabytes())
+        print(json.dumps(peak_mb()))
         return
-    found: dict[str, Any] = {**measure(chosen), "memory_mb": round(_memory(chosen))}
-    if not chosen.quiet:
-        print("| epoch | steelyard: s | processor s | nDCG@10 | implicit: s | processor s | nDCG@10 |")
-        print("|---|---|---|---|---|---|---|")
-        for number, steps in enumerate(zip(*found["courses"].values(), strict=True), 1):
-            cells = [f"{step[key]}" for step in steps for key in ("seconds", "processor", "ndcg")]
-            print(f"| {number} | {' | '.join(cells)} |")
-        ours, theirs = found["epoch"]["steelyard"], found["epoch"]["implicit"]
-        print(f"\nan epoch after the first: {ours['seconds']} s (processor {ours['processor']}), implicit", end=" ")
-        print(f"{theirs['seconds']} s ({theirs['processor']})")
+    given = ("--users", users, "--items", items, "--rows", rows, "--mode", mode)
+    found = measure(users, items, rows, epochs, seconds, mode)
+    found["memory_mb"] = round(alone("recommend_large", "--memory", *given))
+    if not quiet:
+        titles = ("steelyard: s", "processor s", "nDCG@10", "implicit: s", "processor s ", "nDCG@10 ")
+        lines = [
+            {"epoch": number, **dict(zip(titles, [value for step in steps for value in step.values()], strict=True))}
+            for number, steps in enumerate(zip(*found["courses"].values(), strict=True), 1)
+        ]
+        print(table(lines))
+        each, their = found["epoch"]["steelyard"], found["epoch"]["implicit"]
+        print(f"\nan epoch after the first: {each['seconds']} s (processor {each['processor']}), implicit", end=" ")
+        print(f"{their['seconds']} s ({their['processor']})")
         fast = found["equal_quality"]["times_as_fast"]
         print(f"at equal quality {fast['seconds']} times as fast ({fast['processor']} by the processor)")
         print(f"peak memory of ours {found['memory_mb']} MB, the interactions included\n")
@@ -189,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -16,12 +16,8 @@ at the end of every run: reports remember it while nobody writes to the run. Lib
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,9 +25,33 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
+
+from benchmarks.kit import alone, peak_mb, start, table, timed, whole_numbers, words
 
 ROWS, FEATURES, CLASSES = 5, 8, 4
+CLIENTS = {
+    "registered": "registered",
+    "cohort": "a round",
+    "set_up": "set up, processor s",
+    "round_seconds": "round, s",
+    "round_processor": "round, processor s",
+    "mb_early": "MB after 2 rounds",
+    "mb_late": "after the last",
+    "mb_peak": "peak",
+    "disk_kb_a_round": "KB on the disk a round",
+}
+LARGE = {
+    "parameters": "parameters",
+    "clients": "clients a round",
+    "model_mb": "a model, MB",
+    "cohort_mb": "all of a round's",
+    "anon_mb": "most memory, MB",
+    "models": "in models",
+    "round_processor": "round, processor s",
+}
 STEPS = ("chain", "report", "page", "summary", "parquet")
 
 
@@ -99,24 +119,12 @@ def one_population(registered: int, cohort: int, rounds: int) -> dict[str, float
     }
 
 
-def clients(arguments: argparse.Namespace) -> None:
+def clients(registered: Sequence[int], cohorts: Sequence[int], rounds: int) -> None:
     """Measure each population and cohort in a process of its own."""
-    registered, cohorts = (sorted(map(int, text.split(","))) for text in (arguments.registered, arguments.cohorts))
     cases = [(number, cohorts[-1]) for number in registered if number >= cohorts[-1]]
     cases += [(registered[-1], cohort) for cohort in cohorts[:-1]]
-    found = [_in_process("clients", f"{a}", f"{b}", f"{arguments.rounds}") for a, b in cases]
-    headings = {
-        "registered": "registered",
-        "cohort": "a round",
-        "set_up": "set up, processor s",
-        "round_seconds": "round, s",
-        "round_processor": "round, processor s",
-        "mb_early": "MB after 2 rounds",
-        "mb_late": f"after {arguments.rounds}",
-        "mb_peak": "peak",
-        "disk_kb_a_round": "KB on the disk a round",
-    }
-    _table(found, headings)
+    found = [_alone("clients", number, cohort, rounds) for number, cohort in cases]
+    print(table(found, CLIENTS | {"mb_late": f"after {rounds}"}))
 
 
 def one_large(parameters: int, cohort: int, rounds: int) -> dict[str, float]:
@@ -159,21 +167,6 @@ def _local(cohort: int) -> dict[str, Any]:
     return {"scheme": "iid", "clients": cohort}
 
 
-def large(arguments: argparse.Namespace) -> None:
-    """Measure a large model in a process of its own."""
-    found = _in_process("large", f"{arguments.parameters}", f"{arguments.clients}", f"{arguments.rounds}")
-    headings = {
-        "parameters": "parameters",
-        "clients": "clients a round",
-        "model_mb": "a model, MB",
-        "cohort_mb": "all of a round's",
-        "anon_mb": "most memory, MB",
-        "models": "in models",
-        "round_processor": "round, processor s",
-    }
-    _table([found], headings)
-
-
 def one_step(step: str, folder: Path) -> dict[str, float]:
     """Do one thing with a run's folder; returns its seconds and the peak memory of this process."""
     import pandas as pd
@@ -198,73 +191,52 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
         "parquet": lambda: export_run(History(folder), "parquet", folder / "tables"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()
-    began, worked = time.perf_counter(), time.process_time()
-    done[step]()
-    return {
-        "seconds": round(time.perf_counter() - began, 2),
-        "processor": round(time.process_time() - worked, 2),
-        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-    }
+    took = timed(done[step])
+    return {"seconds": round(took.clock, 2), "processor": round(took.processor, 2), "peak_mb": round(peak_mb())}
 
 
-def history(arguments: argparse.Namespace) -> None:
+def history(rounds: int, clients: int, steps: Sequence[str]) -> None:
     """Write a long run and time what reads it."""
     from benchmarks.store import write_run
     from steelyard.experiment.loading import to_toml
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
-        each = write_run(folder, arguments.rounds, arguments.clients)
-        (folder / "experiment.toml").write_text(to_toml(described(arguments.clients, arguments.clients, 1)))
+        each = write_run(folder, rounds, clients)
+        (folder / "experiment.toml").write_text(to_toml(described(clients, clients, 1)))
         size = sum(path.stat().st_size for path in folder.glob("run.sqlite*")) / 1e6
-        asked = f"{arguments.rounds:,} rounds x {arguments.clients:,} clients"
+        asked = f"{rounds:,} rounds x {clients:,} clients"
         print(f"{asked}; {size:,.0f} MB; {1000 * each:.1f} ms a round", flush=True)
-        found = [{"step": step, **_in_process("history", step, str(folder))} for step in arguments.steps.split(",")]
-    _table(found, {"step": "", "seconds": "seconds", "processor": "processor s", "peak_mb": "peak memory, MB"})
+        found = [{"step": step, **_alone("history", step, folder)} for step in steps]
+    print(table(found, {"step": "", "seconds": "seconds", "processor": "processor s", "peak_mb": "peak memory, MB"}))
 
 
-def _in_process(part: str, *words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.scale", "--one", part, *words]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    print(text.splitlines()[-1], flush=True)  # what is measured is kept if a later case is stopped
-    return json.loads(text.splitlines()[-1])
+def _alone(part: str, *given: object) -> dict[str, Any]:
+    return alone("scale", part, "--one", ",".join(map(str, given)))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], headings: Mapping[str, str]) -> None:
-    print(f"\n| {' | '.join(headings.values())} |\n|{'---|' * len(headings)}")
-    for row in rows:
-        print(
-            "| "
-            + " | ".join(f"{row[key]:,}" if isinstance(row[key], int) else f"{row[key]}" for key in headings)
-            + " |"
-        )
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    if sys.argv[1:2] == ["--one"]:
-        part, *words = sys.argv[2:]
+def main(
+    part: Annotated[Literal["clients", "large", "history"], typer.Argument()],
+    registered: Annotated[str, typer.Option(help="clients: how many there are")] = "10000,100000,1000000",
+    cohorts: Annotated[str, typer.Option(help="clients: how many train in a round")] = "1000,3000,10000",
+    rounds: Annotated[int, typer.Option(help="0: 20, 3 or 10,000, by the part")] = 0,
+    parameters: Annotated[int, typer.Option(help="large: of the network")] = 100_000_000,
+    cohort: Annotated[int, typer.Option("--clients", help="large: 20, history: 1,000")] = 0,
+    steps: Annotated[str, typer.Option(help="history: what is done with the run")] = ",".join(STEPS),
+    one: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Measure a part, or one case of it in this process, and print."""
+    if one:
         ones: dict[str, Callable[..., dict[str, float]]] = {"clients": one_population, "large": one_large}
-        found = one_step(words[0], Path(words[1])) if part == "history" else ones[part](*map(int, words))
-        print(json.dumps(found))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="part", required=True)
-    many = parts.add_parser("clients")
-    many.add_argument("--registered", default="10000,100000,1000000")
-    many.add_argument("--cohorts", default="1000,3000,10000")
-    many.add_argument("--rounds", type=int, default=20)
-    big = parts.add_parser("large")
-    big.add_argument("--parameters", type=int, default=100_000_000)
-    big.add_argument("--clients", type=int, default=20)
-    big.add_argument("--rounds", type=int, default=3)
-    long = parts.add_parser("history")
-    long.add_argument("--rounds", type=int, default=10_000)
-    long.add_argument("--clients", type=int, default=1_000)
-    long.add_argument("--steps", default=",".join(STEPS))
-    chosen = parser.parse_args()
-    {"clients": clients, "large": large, "history": history}[chosen.part](chosen)
+        given = words(one)
+        print(json.dumps(one_step(given[0], Path(given[1])) if part == "history" else ones[part](*map(int, given))))
+    elif part == "clients":
+        clients(sorted(whole_numbers(registered)), sorted(whole_numbers(cohorts)), rounds or 20)
+    elif part == "large":
+        print(table([_alone("large", parameters, cohort or 20, rounds or 3)], LARGE))
+    else:
+        history(rounds or 10_000, cohort or 1_000, words(steps))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -7,15 +7,15 @@ says more than the clock.
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from benchmarks.kit import machine, start, whole_numbers
 from steelyard.clients.local.encrypted_sums import CkksKeys
 from steelyard.privacy.hidden import FixedPoint, Grid
 from steelyard.privacy.secure import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureClient, SecureServer
@@ -99,24 +99,21 @@ def ckks(size: int, clients: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", nargs="?", type=Path)
-    parser.add_argument("--parameters", type=int, default=MNIST)
-    parser.add_argument("--clients", default="10,100")
-    asked = parser.parse_args()
-    cohorts = [int(count) for count in asked.clients.split(",")]
+def main(
+    out: Annotated[Path | None, typer.Argument()] = None, parameters: int = MNIST, clients: str = "10,100"
+) -> None:
+    """Time, print, and write where that is asked."""
     found = {
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "secure": [secure(count, asked.parameters, gone) for count in cohorts for gone in (0, count // 10)],
-        "ckks": [ckks(size, 100) for size in (1_000_000, asked.parameters)],
+        "machine": machine(),
+        "secure": [secure(count, parameters, gone) for count in whole_numbers(clients) for gone in (0, count // 10)],
+        "ckks": [ckks(size, 100) for size in (1_000_000, parameters)],
     }
     text = json.dumps(found, indent=1)
     print(text)
-    if asked.out is not None:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(text, encoding="utf-8")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

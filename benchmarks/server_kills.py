@@ -8,7 +8,6 @@ run must have the same rows, states and models as the one that was left alone, b
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -22,6 +21,7 @@ import torch
 from tests.federate.real_federation import Federation, hospitals, server_apps
 from tests.runs.contents import checkpoint, rows
 
+from benchmarks.kit import start
 from steelyard.federate.queue import ServerFolder, ServerRun, runs_of
 from steelyard.federate.workers import is_running
 
@@ -108,20 +108,16 @@ def differences(one: Path, other: Path) -> list[str]:
     return differ + [name for name in wanted if not torch.equal(tensors[name], wanted[name])]
 
 
-def main() -> None:
+def main(kills: int = 15, seed: int = 1) -> None:
     """Kill, and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=15)
-    parser.add_argument("--seed", type=int, default=1)
-    words = parser.parse_args()
-    rng, counted, runs = random.Random(words.seed), Counter[str](), 0
+    rng, counted, runs = random.Random(seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch, hospitals(Path(scratch)) as federation:
         bench = Bench(federation)
         print(f"left alone: {bench.seconds:.0f} s", flush=True)
-        while counted.total() < words.kills:
+        while counted.total() < kills:
             runs += 1
             run = bench.submit("hospitals.toml", *ROUNDS, "--out", f"killed-{runs}")
-            for _ in range(min(KILLS_OF_A_RUN, words.kills - counted.total())):
+            for _ in range(min(KILLS_OF_A_RUN, kills - counted.total())):
                 time.sleep(rng.uniform(0, bench.seconds))
                 if run.status() == "finished":
                     break
@@ -136,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

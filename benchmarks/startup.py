@@ -8,36 +8,30 @@ repeats is shown: what else ran only adds. The aims are for two idle cores. `--s
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.kit import Took, machine, start, table, timed
 
 HELP, TORCH = ("-m", "steelyard", "--help"), ("-c", "import torch")
 FIRST_ROUND = "steelyard run quickstart, until round 1"
 AIMS = {"steelyard --help": 0.35}
 OVER_TORCH = 1.5
 """Seconds that the first round may take beyond torch's own import."""
-Took = tuple[float, float]
-"""Seconds on the clock, and of the processor."""
 
 
-def _timed(work: Callable[[], object]) -> Took:
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    work()
-    seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def start(*words: str) -> Took:
+def begun(*words: str) -> Took:
     """Start Python with these words and wait for its end."""
-    return _timed(lambda: subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL))
+    command = [sys.executable, *words]
+    return timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), children=True)
 
 
 def first_round(scratch: Path) -> Took:
@@ -47,20 +41,18 @@ def first_round(scratch: Path) -> Took:
     """
     folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
     words = ("-m", "steelyard", "run", "quickstart", "--set", "rounds.count=1", "--out", str(folder))
-    begun, ended = time.perf_counter(), 0.0
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(
-        [sys.executable, *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, bufsize=1
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if not ended and re.search(r"round 1/1\b.*\d%", line):
-            ended = time.perf_counter()
-    if process.wait():
-        raise SystemExit("the quickstart failed")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return (ended or time.perf_counter()) - begun, used
+    first, ended = time.perf_counter(), list[float]()
+
+    def run() -> None:
+        command = [sys.executable, *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, bufsize=1) as ran:
+            assert ran.stderr is not None
+            ended.extend(time.perf_counter() for line in ran.stderr if re.search(r"round 1/1\b.*\d%", line))
+        if ran.returncode:
+            raise SystemExit("the quickstart failed")
+
+    took = timed(run, children=True)
+    return Took(ended[0] - first, took.processor) if ended else took
 
 
 def slowest(count: int) -> list[str]:
@@ -71,32 +63,31 @@ def slowest(count: int) -> list[str]:
     return [f"{own / 1000:7.1f} ms  {name}" for own, name in sorted(rows, reverse=True)[:count]]
 
 
-def main() -> None:
+def main(
+    repeats: int = 7,
+    most: Annotated[int, typer.Option("--slowest", help="also name so many of the slowest imports")] = 0,
+) -> None:
     """Measure in turns and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--slowest", type=int, default=0, help="also name so many of the slowest imports")
-    chosen = parser.parse_args()
-    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{machine()}\n")
     found: dict[str, list[Took]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         steps: dict[str, Callable[[], Took]] = {
-            "steelyard --help": lambda: start(*HELP),
-            "import torch": lambda: start(*TORCH),
+            "steelyard --help": lambda: begun(*HELP),
+            "import torch": lambda: begun(*TORCH),
             FIRST_ROUND: lambda: first_round(Path(scratch)),
         }
-        for _ in range(chosen.repeats):
+        for _ in range(repeats):
             for name, step in steps.items():
                 found.setdefault(name, []).append(step())
-    print("\n| | seconds (least) | processor seconds (least) | aim |\n|---|---|---|---|")
-    least = {name: (min(t for t, _ in took), min(p for _, p in took)) for name, took in found.items()}
+    least = {name: [min(each) for each in zip(*took, strict=True)] for name, took in found.items()}
     aims = AIMS | {FIRST_ROUND: least["import torch"][0] + OVER_TORCH}
-    for name, (seconds, processor) in least.items():
-        print(f"| {name} | {seconds:.2f} | {processor:.2f} | {f'{aims[name]:.2f} s' if name in aims else ''} |")
-    if chosen.slowest:
+    titles = ("", "seconds (least)", "processor seconds (least)", "aim, s")
+    rows = [(name, *(f"{one:.2f}" for one in took), aims.get(name)) for name, took in least.items()]
+    print(table([dict(zip(titles, row, strict=True)) for row in rows]))
+    if most:
         print("\nslowest imports of --help, each without what it imports itself:")
-        print("\n".join(slowest(chosen.slowest)))
+        print("\n".join(slowest(most)))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

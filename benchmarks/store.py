@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.kit import alone, peak_mb, start, table, timed
 
 if TYPE_CHECKING:
     from steelyard.messages.updates import Signed
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summary", "csv")
 """What is timed, each in a process of its own; importing the libraries is not counted."""
+TITLES = {
+    "step": "step",
+    "clock": "seconds",
+    "processor": "of the processor",
+    "peak_mb": "peak memory, MB",
+    "more_mb": "of that, for the step",
+}
 
 
 Sign = Callable[[int, Sequence[str]], "tuple[Signed, ...]"]
@@ -77,7 +85,7 @@ def measure(step: str, folder: Path) -> dict[str, float]:
     from steelyard.runs.export import export_run
     from steelyard.runs.history import History
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     last = History(folder).last_round
     done: dict[str, Callable[[], object]] = {
         "open": lambda: History(folder).info,
@@ -90,35 +98,28 @@ def measure(step: str, folder: Path) -> dict[str, float]:
         "csv": lambda: export_run(History(folder), "csv"),
     }
     pd.DataFrame({"warm": [1]}).groupby("warm").sum()
-    began, worked = time.perf_counter(), time.process_time()
-    done[step]()
-    seconds, processor = time.perf_counter() - began, time.process_time() - worked
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "processor": processor, "peak_mb": peak / 1024, "more_mb": (peak - before) / 1024}
+    took = timed(done[step])
+    return {**took._asdict(), "peak_mb": peak_mb(), "more_mb": peak_mb() - before}
 
 
-def main() -> None:
+def main(
+    rounds: Annotated[int, typer.Argument()] = 1000,
+    clients: Annotated[int, typer.Argument()] = 371,
+    step: Annotated[str, typer.Option(hidden=True)] = "",
+    of: Annotated[Path, typer.Option(hidden=True)] = Path(),
+) -> None:
     """Write a run and print what each step takes, as a table."""
-    if sys.argv[1:2] == ["--step"]:
-        print(json.dumps(measure(sys.argv[2], Path(sys.argv[3]))))
+    if step:
+        print(json.dumps(measure(step, of)))
         return
-    rounds, clients = (int(word) for word in (sys.argv[1:3] or ("1000", "371")))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         each = write_run(folder, rounds, clients)
         size = sum(path.stat().st_size for path in folder.glob("run.sqlite*")) / 1e6
-        print(
-            f"{rounds} rounds x {clients} clients, 4 criteria; {size:.0f} MB; written in {1000 * each:.1f} ms a round"
-        )
-        print(
-            "\n| step | seconds | of the processor | peak memory, MB | of that, for the step |\n|---|---|---|---|---|"
-        )
-        for step in STEPS:
-            command = [sys.executable, "-m", "benchmarks.store", "--step", step, str(folder)]
-            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            took = f"{found['seconds']:.3f} | {found['processor']:.3f}"
-            print(f"| {step} | {took} | {found['peak_mb']:.0f} | {found['more_mb']:.0f} |")
+        print(f"{rounds} rounds x {clients} clients, 4 criteria; {size:.0f} MB; {1000 * each:.1f} ms a round\n")
+        found = [{"step": name, **alone("store", "--step", name, "--of", folder)} for name in STEPS]
+    print(table(found, TITLES))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -12,15 +12,15 @@ means over seeds.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import nn
 
+from benchmarks.kit import Out, start
 from steelyard import Experiment
 from steelyard.data.sources.source import DataSettings
 
@@ -86,15 +86,14 @@ def experiment(wrong: float) -> Experiment:
     return Experiment(**described)
 
 
-def main() -> None:
+def main(
+    out: Out,
+    seeds: int = 10,
+    wrong: Annotated[float, typer.Option(help="share of the clients whose labels are wrong")] = 0.0,
+) -> None:
     """Train, weigh, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--wrong", type=float, default=0.0, help="share of the clients whose labels are wrong")
-    chosen = parser.parse_args()
-    print(experiment(chosen.wrong).compare(RULES, chosen.seeds, chosen.out, progress=False))
+    print(experiment(wrong).compare(RULES, seeds, out, progress=False))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -24,7 +24,6 @@ SMALLEST: dict[str, str] = {
     "cell_images": "--out out --seeds 1 --rounds 1 --images 100",
     "contributions": "--seeds 2 --rounds 2 --clients 3 --only two",
     "contrasts": "out",
-    "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
     "recbole": "ml.inter ratings.tsv",

@@ -225,7 +225,7 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
     history = run if isinstance(run, History) else History(run)
     settings, measure = experiment.rounds, measure_of(experiment.score_name)
     found = read_run(history, baseline)
-    seeds, flaws, curves = tuple(found.flaws), found.flaws, found.curves
+    curves = found.curves
     tested = all(len(curve.rounds) for curve in curves)
     newest = max((int(curve.rounds[-1]) for curve in curves if len(curve.rounds)), default=0)
     # A recommender may count epochs in place of rounds; its limit is then the last round there is.
@@ -235,19 +235,16 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
     known = {name: each.measured_by for name, each in criterion.known().items()} | facts.measured_by
 
     def completed(rule: RuleResult) -> RuleResult:
-        mine = {curve.seed: curve for curve in curves if curve.rule == rule.rule}
+        mine = [curve for curve in curves if curve.rule == rule.rule]
         trusted = facts.trust.get(rule.rule, {})
-        named = {
-            name: (known.get(name, "unknown"), trusted.get(name, "unknown"))
-            for name in mine[seeds[0]].settings.criteria
-        }
         return rule.model_copy(
             update={
                 "own_models": rule.rule in history.personal,
                 "criteria": tuple(
-                    CriterionUsed(name=name, measured_by=by, trust=how) for name, (by, how) in named.items()
+                    CriterionUsed(name=name, measured_by=known.get(name, "unknown"), trust=trusted.get(name, "unknown"))
+                    for name in mine[0].settings.criteria
                 ),
-                "seeds": tuple(_seed(history, curve, facts.tested.get(str(seed))) for seed, curve in mine.items()),
+                "seeds": tuple(_seed(history, curve, facts.tested.get(str(curve.seed))) for curve in mine),
             }
         )
 
@@ -260,10 +257,12 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
         measure=experiment.score_name,
         server_rows=found.server_rows,
         clients=found.clients,
-        flaws={seed: {client: tuple(words) for client, words in of_seed.items()} for seed, of_seed in flaws.items()},
+        flaws={
+            seed: {client: tuple(words) for client, words in of_seed.items()} for seed, of_seed in found.flaws.items()
+        },
         weighed_one=found.weighed_one,
         left_out=experiment.left_out,
-        seeds=seeds,
+        seeds=tuple(found.flaws),
         rounds=newest,
         limit=limit,
         last=settings.last,
