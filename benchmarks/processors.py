@@ -23,11 +23,10 @@ from pathlib import Path
 import torch
 
 from steelyard.base.processor import digest_of_kernels
-from steelyard.studies.archive import Replayed
+from steelyard.studies.archive import Replayed, SceneFigures
 from steelyard.studies.arena import plan
 from steelyard.studies.candidate import read_candidates
 from steelyard.studies.checking import APART
-from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.suite import load_suite
 
 MKLDNN = "STEELYARD_TEST_MKLDNN"

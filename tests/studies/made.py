@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from steelyard.experiment.description import FederationSettings
+from steelyard.studies.archive import SceneFigures
 from steelyard.studies.arena import Arena, plan
 from steelyard.studies.candidate import Candidate
-from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.study import folder_for
 from steelyard.studies.suite import load_suite
 

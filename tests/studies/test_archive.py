@@ -6,11 +6,10 @@ import pytest
 from tests.studies.made import SUITE, trusting
 
 from steelyard.base.processor import KERNELS, MACHINE, THREADS, TORCH
-from steelyard.studies.archive import Replayed
+from steelyard.studies.archive import Replayed, SceneFigures
 from steelyard.studies.arena import judge, plan
 from steelyard.studies.candidate import read_candidates
 from steelyard.studies.checking import APART, ArenaArchive, Checked, replay_answer, shifted
-from steelyard.studies.scenes import SceneFigures
 
 HERE = {MACHINE: "aarch64", KERNELS: "DEFAULT 0a", THREADS: "2", TORCH: "2.13.0"}
 THERE = {**HERE, MACHINE: "x86_64", KERNELS: "AVX2 1b"}

@@ -24,14 +24,12 @@ from steelyard.experiment.loading import RUN_FILE, to_toml
 from steelyard.experiment.parts import Part
 from steelyard.report.statistics import ALPHA
 from steelyard.runs.history import History
-from steelyard.studies.archive import ARCHIVE, Archive, digest
+from steelyard.studies.archive import ARCHIVE, Archive, SceneFigures, digest, run_figures
 from steelyard.studies.arena import Arena, judge, plan
-from steelyard.studies.candidate import OPENED, Candidate, opening, read_candidates, state_folder
+from steelyard.studies.candidate import OPENED, Candidate, opening, read_candidates, state_folder, tuning_folder
 from steelyard.studies.checking import ArenaArchive, check_archive
-from steelyard.studies.scenes import SceneFigures, run_figures
 from steelyard.studies.study import Cell, How, go_on, join, run_or_resume
 from steelyard.studies.suite import Suite, load_suite
-from steelyard.studies.tuning import tuning_folder
 from steelyard.studies.verdict import ArenaDocument, Decision
 
 RUNS = "steelyard.studies.arena.run_or_resume"

@@ -22,15 +22,13 @@ from steelyard.experiment.rules import parse_rules
 from steelyard.report.curves import read_curves
 from steelyard.report.rendering import render
 from steelyard.runs.history import History
-from steelyard.studies.archive import Replayed
+from steelyard.studies.archive import Replayed, SceneFigures
 from steelyard.studies.arena import Arena, judge, plan
 from steelyard.studies.arena_page import arena_parts
-from steelyard.studies.candidate import Candidate, read_candidates
+from steelyard.studies.candidate import TUNING, Candidate, Tried, Tuning, read_candidates, tune_rivals, tuning_parts
 from steelyard.studies.checking import distance
-from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.study import How, go_on
 from steelyard.studies.suite import load_suite, suites
-from steelyard.studies.tuning import TUNING, Tried, Tuning, tune_rivals, tuning_parts
 
 FROZEN = {
     ("small", 2): "771a6df38607fbf917346ac39895f2b28f06cf16a7d10762d34a500743ce5f60",

@@ -13,10 +13,10 @@ from tests.studies.made import SUITE, figures, on_paper
 
 from steelyard.report.rendering import render
 from steelyard.report.statistics import anytime_equivalence_p, holm, paired_p
+from steelyard.studies.archive import SceneFigures, joined
 from steelyard.studies.arena import Arena, judge
 from steelyard.studies.arena_page import arena_html, arena_parts
 from steelyard.studies.charts import gain_chart, rank_chart
-from steelyard.studies.scenes import SceneFigures, joined
 from steelyard.studies.verdict import ArenaDocument, critical_difference, mean_ranks
 
 BASE = [0.90, 0.91, 0.92, 0.90, 0.93, 0.91, 0.90, 0.92, 0.91, 0.90]

@@ -31,7 +31,6 @@ from steelyard.cli.printing import emit, print_part, watched
 from steelyard.experiment.loading import load
 from steelyard.experiment.rules import load_comparison
 from steelyard.rounds.progress import watching
-from steelyard.studies.candidate import read_candidates
 from steelyard.studies.suite import load_suite
 
 if TYPE_CHECKING:
@@ -223,6 +222,7 @@ def arena(
         with doing("starting"):
             from steelyard.experiment.parts import Part
             from steelyard.studies.arena import plan
+            from steelyard.studies.candidate import read_candidates
             from steelyard.studies.study import check_jobs
 
         check_jobs(jobs)
@@ -255,8 +255,8 @@ def _chosen(
     found: Sequence[Candidate], suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, jobs: int
 ) -> tuple[Candidate, dict[str, float], Path | None]:
     """Return the best of a candidate's settings, what they came to, and the folder that they were tried in."""
+    from steelyard.studies.candidate import Tried, Tuning, tuning_folder
     from steelyard.studies.study import go_on
-    from steelyard.studies.tuning import Tried, Tuning, tuning_folder
 
     if len(found) == 1:
         return found[0], {}, out
@@ -274,7 +274,7 @@ def _retune(
     suite: Suite, scenes: Sequence[str], changes: Sequence[str], out: Path | None, format: Format, jobs: int
 ) -> None:
     """Choose the rivals' settings again and show them beside those that are frozen with the suite."""
-    from steelyard.studies.tuning import tune_rivals, tuning_folder, tuning_parts
+    from steelyard.studies.candidate import tune_rivals, tuning_folder, tuning_parts
 
     folder, named = tuning_folder(suite, out), suite.chosen(scenes)
     found = watched(lambda: tune_rivals(suite, folder, named, changes, _how(jobs)))

@@ -43,12 +43,12 @@ from steelyard.report.statistics import (
     verdict,
 )
 from steelyard.runs.history import History
-from steelyard.studies.archive import ARCHIVE, Archive, Replayed
-from steelyard.studies.arena_page import arena_parts, draw, write_page
-from steelyard.studies.candidate import Candidate, opening
-from steelyard.studies.scenes import (
+from steelyard.studies.archive import (
+    ARCHIVE,
     FAILED,
     RIVALS,
+    Archive,
+    Replayed,
     SceneFigures,
     joined,
     left_out_for_all,
@@ -56,9 +56,10 @@ from steelyard.studies.scenes import (
     run_figures,
     scene_figures,
 )
+from steelyard.studies.arena_page import arena_parts, draw, write_page
+from steelyard.studies.candidate import BESIDE, Candidate, opening
 from steelyard.studies.study import ALONE, Cell, How, Study, fields_of, finished, run_or_resume
 from steelyard.studies.suite import Suite, load_suite, suites
-from steelyard.studies.tuning import BESIDE
 from steelyard.studies.verdict import (
     OPEN,
     ArenaDocument,

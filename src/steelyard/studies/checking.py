@@ -11,9 +11,8 @@ from pathlib import Path
 from steelyard.base.processor import in_words, same_kind
 from steelyard.experiment.resuming import versions
 from steelyard.runs.history import History
-from steelyard.studies.archive import Archive, Replayed
+from steelyard.studies.archive import Archive, Replayed, SceneFigures
 from steelyard.studies.arena import Arena, judge
-from steelyard.studies.scenes import SceneFigures
 from steelyard.studies.study import finished
 
 APART = 2
