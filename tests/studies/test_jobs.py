@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.kit import wait_until
+from tests.kit import assert_refused, wait_until
 
+from steelyard import UserError
 from steelyard.studies.study import in_processes
 
 
@@ -46,6 +47,19 @@ def test_a_killed_process_takes_its_runs_with_it(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.wait()
+
+
+def fails(folder: Path, number: int) -> None:
+    """Refuse, or die without a word."""
+    if number:
+        os._exit(number)
+    raise UserError("cell: refused")
+
+
+def test_a_process_that_fails_or_dies_ends_the_others_in_one_line(tmp_path: Path) -> None:
+    for number, words in ((0, ("cell: refused",)), (3, ("--jobs", "code 3"))):
+        with_one = partial(in_processes, partial(fails, tmp_path), [number, 0, 0], 1, lambda _: None)
+        assert_refused(with_one, *words)
 
 
 def note_cores(folder: Path, number: int) -> None:

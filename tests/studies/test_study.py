@@ -126,6 +126,8 @@ def test_another_sweep_is_not_mixed_in_and_one_process_writes_at_a_time(tmp_path
     in_python = plan(build({**SMALL, "data": {"source": "memory"}}), ["training.epochs=1,2"])
     how = How(jobs=2, dataset=lambda seed: in_memory([], []))
     assert_refused(lambda: sweep(in_python, tmp_path / "s", how), "jobs", 2)
+    for jobs in (0, 257):
+        assert_refused(lambda jobs=jobs: go_on(mine, folder, How(jobs=jobs)), "--jobs", jobs, "1 to 256")
 
 
 def test_a_rate_at_which_training_explodes_is_an_answer(tmp_path: Path):

@@ -159,6 +159,7 @@ def test_a_sweep_of_an_earlier_version_is_read_unless_its_runs_were_others(tmp_p
         (before | {"stacked": False}, "stacked: unknown field"),
         (before | {"over": [3]}, "over"),
         (now | {"measure": "speed"}, "measure: got 'speed'"),
+        (now | {"part": "3"}, "part: got '3'"),
         (now | {"over": {"training.epochs": []}}, "over.training.epochs: got []"),
     ):
         (tmp_path / "sweep.toml").write_text(tomli_w.dumps(document))
