@@ -329,7 +329,8 @@ def planned(rule: str) -> Arena:
 
 
 def test_the_same_candidate_keeps_its_number_and_others_get_the_next(own_state: Path) -> None:
-    assert [opening("small 2", {"a": 1}), opening("small 2", {"a": 2}), opening("small 2", {"a": 1})] == [1, 2, 1]
+    candidates = ({"a": 1, "b": 2}, {"a": 2}, {"b": 2, "a": 1})
+    assert [opening("small 2", candidate) for candidate in candidates] == [1, 2, 1]
     assert (opening("standard 1", {"a": 2}), planned("LD").opened) == (1, 3)
     assert list(json.loads((own_state / OPENED).read_text())) == ["small 2", "standard 1"]
     for text in ("{", "[]", '{"small 2": 3}'):
