@@ -254,8 +254,11 @@ def test_a_server_holds_its_rule_to_the_owners_terms_and_says_so(tmp_path: Path,
 @pytest.mark.parametrize(
     ("terms", "said"),
     [
-        ({"least-cohort": 7}, "rounds.min_clients: a node asks for 7 clients in a sum (least-cohort), and there are 6"),
-        ({"questions-per-day": 1}, "rounds.count: takes 2, and a node allows 1 (questions-per-day)"),
+        (
+            {"least-cohort": 7},
+            "rounds.min_clients: node 40 asks for 7 clients in a sum (least-cohort), and there are 6",
+        ),
+        ({"questions-per-day": 1}, "rounds.count: asks 2, and node 40 allows 1 (questions-per-day)"),
         ({"bound": 1e6, "largest-weight": 1.0, "least-cohort": 6}, None),
     ],
 )
@@ -319,22 +322,43 @@ def other_training(form: dict[str, Any]) -> None:
     form["experiment"] = json.dumps(changed(json.loads(form["experiment"]), training={"learning_rate": 1e-9}))
 
 
-@pytest.mark.parametrize(("kind", "change"), [(HideForm.kind, other_weights), (TRAIN, other_training)])
-def test_a_server_that_tells_nodes_unequal_things_learns_noise(
-    tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
-) -> None:
-    """The masks that node 42 shares with the others come from other keys then, and do not cancel."""
-    grid, config = owned(tmp_path, DOCUMENT)
-    honest = grid.nodes[42]
+def tell_otherwise(grid: FakeGrid, number: int, kind: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let a server change what it asks of one node, in messages of this kind."""
+    honest = grid.nodes[number]
 
-    def told_otherwise(message: Message) -> Any:
+    def asked(message: Message) -> Any:
         if message.metadata.message_type == kind:
             form = json.loads(str(wire.split(message.content)[0]))
             change(form)
             message.content["form"] = ConfigRecord({"json": json.dumps(form)})
         return honest(message)
 
-    grid.nodes[42] = told_otherwise
+    grid.nodes[number] = asked
+
+
+def half(form: dict[str, Any]) -> None:
+    """More than half of a cohort open a sum, it says with the keys; with the task, that all of it must stay."""
+    aggregation = {"kind": "secure", "threshold": 0.51}
+    form["experiment"] = json.dumps(changed(json.loads(form["experiment"]), privacy={"aggregation": aggregation}))
+
+
+def test_a_node_counts_strangers_by_the_threshold_under_which_it_shared(tmp_path: Path, messages: list[str]) -> None:
+    grid, config = owned(tmp_path, changed(DOCUMENT, privacy=ALL_STAY))
+    for file in sorted((tmp_path / "peers-40").iterdir())[2:]:
+        file.unlink()
+    tell_otherwise(grid, 40, KeysForm.kind, half)
+    with pytest.raises(UserError):
+        federate(grid, config, "9")  # type: ignore[arg-type]
+    assert any("not answered: peers: no listed node vouches for 3 of 6 clients" in line for line in messages)
+
+
+@pytest.mark.parametrize(("kind", "change"), [(HideForm.kind, other_weights), (TRAIN, other_training)])
+def test_a_server_that_tells_nodes_unequal_things_learns_noise(
+    tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """The masks that node 42 shares with the others come from other keys then, and do not cancel."""
+    grid, config = owned(tmp_path, DOCUMENT)
+    tell_otherwise(grid, 42, kind, change)
     with pytest.raises(Exploded, match="moves a parameter by"):
         federate(grid, config, "9")  # type: ignore[arg-type]
 

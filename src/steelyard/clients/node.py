@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -73,14 +73,6 @@ class Terms(Section):
     """How often clients here train within 24 hours, whoever asks; `state` remembers it."""
     questions_per_day: int | None = Field(default=None, ge=1)
     """How many models are tested here within 24 hours."""
-
-    @classmethod
-    def strictest(cls, given: Iterable[Terms]) -> Terms:
-        """Return the terms that hold all of these."""
-        found: dict[str, float] = {}
-        for name, value in ((name, value) for one in given for name, value in one if value is not None):
-            found[name] = (max if name == "least_cohort" else min)(value, found.get(name, value))
-        return cls.model_validate(found)
 
 
 class NodeConfig(Terms):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,12 +115,34 @@ def _with_requirements(experiment: Description, node: NodeConfig) -> Description
     return experiment
 
 
-def held_to(experiment: Description, terms: Terms, clients: int) -> dict[str, float]:
+def held_to(experiment: Description, terms: Mapping[str, Terms], clients: int) -> dict[str, float]:
     """Return what a server changes of its experiment, by dotted name, so that it keeps to the terms of all its nodes.
 
-    Refuses an experiment that cannot be held to them.
+    Refuses an experiment that cannot be held to them, and names the node.
     """
-    rounds, found = experiment.resolved().rounds, dict[str, float]()
+    found: dict[str, float] = {}
+    for node, own in terms.items():
+        _check_daily(experiment, node, own)
+        if experiment.privacy is not None and experiment.privacy.aggregation is not None:
+            least, shares = experiment.rounds.min_clients, experiment.weighing.max_shares
+            if own.least_cohort is not None and own.least_cohort > found.get("rounds.min_clients", least):
+                if own.least_cohort > clients:
+                    raise UserError(
+                        f"rounds.min_clients: node {node} asks for {own.least_cohort} clients in a sum (least-cohort), "
+                        f"and there are {clients}; allowed: more clients"
+                    )
+                found["rounds.min_clients"] = own.least_cohort
+            if own.largest_weight is not None and own.largest_weight < found.get("weighing.max_shares", shares or inf):
+                found["weighing.max_shares"] = own.largest_weight
+            field, bound = "privacy.aggregation.bound", experiment.privacy.aggregation.bound
+            if own.bound is not None and own.bound < found.get(field, bound):
+                found[field] = own.bound
+    return found
+
+
+def _check_daily(experiment: Description, node: str, terms: Terms) -> None:
+    """Refuse an experiment that asks a node for more than its owner allows in a day."""
+    rounds = experiment.resolved().rounds
     asking = sum(rule.trained_by == "clients" for rule in experiment.rules().values())
     tests = asking * (rounds.count // rounds.evaluate_every + 1)
     for key, most, wanted in (
@@ -127,23 +150,9 @@ def held_to(experiment: Description, terms: Terms, clients: int) -> dict[str, fl
         ("questions-per-day", terms.questions_per_day, tests),
     ):
         if most is not None and wanted > most:
-            raise UserError(f"rounds.count: takes {wanted}, and a node allows {most} ({key}); allowed: fewer rounds")
-    aggregation = None if experiment.privacy is None else experiment.privacy.aggregation
-    if aggregation is None:
-        return found
-    if terms.least_cohort is not None and terms.least_cohort > rounds.min_clients:
-        if terms.least_cohort > clients:
             raise UserError(
-                f"rounds.min_clients: a node asks for {terms.least_cohort} clients in a sum (least-cohort), and there "
-                f"are {clients}; allowed: more clients"
+                f"rounds.count: asks {wanted}, and node {node} allows {most} ({key}); allowed: fewer rounds"
             )
-        found["rounds.min_clients"] = terms.least_cohort
-    shares = experiment.weighing.max_shares
-    if terms.largest_weight is not None and (shares is None or terms.largest_weight < shares):
-        found["weighing.max_shares"] = terms.largest_weight
-    if terms.bound is not None and terms.bound < aggregation.bound:
-        found["privacy.aggregation.bound"] = terms.bound
-    return found
 
 
 def _check_epsilon(experiment: Description, most: float) -> None:

@@ -287,7 +287,7 @@ class HiddenRound:
         return json.loads(str(self.state[self._name][name]))
 
     def _listed(
-        self, vouchers: Vouchers, context: bytes, cohort: Mapping[str, PublicKeys], own: Collection[str]
+        self, vouchers: Vouchers, context: bytes, cohort: Mapping[str, PublicKeys], own: Mapping[str, SecureClient]
     ) -> list[str]:
         """Return the clients whose keys are signed by nodes that the owner lists; refuse a cohort with too few of them.
 
@@ -303,7 +303,9 @@ class HiddenRound:
             if name in cohort and holds(key, bytes.fromhex(signature), _vouched(context, name, cohort[name]))
         }
         strangers = len(cohort.keys() - found - set(own))
-        if 2 * max(FEWEST, self.settings.least(len(cohort))) <= len(cohort) + strangers:
+        # By the clients' own settings: a server may name others with the task than with the keys.
+        least = min(max(one.fewest, one.settings.least(len(cohort))) for one in own.values())
+        if 2 * least <= len(cohort) + strangers:
             raise NotAllowed(
                 f"peers: no listed node vouches for {strangers} of {len(cohort)} clients, with whose key shares a "
                 "server could open a single update; allowed: fewer (or a higher privacy.aggregation.threshold)"

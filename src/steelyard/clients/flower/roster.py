@@ -238,9 +238,9 @@ class Roster:
         return sum(claim.about == about for claim in self._claims.values())
 
     @property
-    def terms(self) -> Terms:
-        """What holds the limits of all owners whose nodes take part."""
-        return Terms.strictest(claim.terms for claim in self._claims.values())
+    def terms(self) -> dict[str, Terms]:
+        """What the owners of the nodes that take part limit, by node."""
+        return {self._name(node): claim.terms for node, claim in self._claims.items()}
 
     def ask_for(self, experiment: str) -> None:
         """Ask whoever comes from now on for this experiment."""
