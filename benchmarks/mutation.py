@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ARENA = ("suite", "candidate", "tuning", "arena", "scenes", "verdict", "arena_page", "archive", "checking")
+ARENA = ("suite", "candidate", "arena", "verdict", "arena_page", "archive", "checking")
 STUDIES = ("study", "sweep", "sweep_table", "attack", "participation", "charts")
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "weighing": (("weighing/*.py",), ("weighing",)),
