@@ -77,9 +77,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flipped bit": (
         lambda run: flip(file(run, 4)), "round-000004.safetensors: not the checkpoint that was written: its checksum"
     ),
-    "a file cut off": (lambda run: os.truncate(file(run, 4), 50), "its checksum differs"),
     "a missing file": (lambda run: file(run, 4).unlink(), "not a readable checkpoint: No such file or directory"),
-    "no states": (beside("states = '{'"), "its checksum differs"),
     "a file elsewhere": (beside("file = '../x'"), "'../x'"),
 }  # fmt: skip
 
@@ -104,7 +102,6 @@ def _states(**changes: object) -> str:
 STATES = {
     "no JSON": ("{", "Expecting property name"),
     "too deep": ("[" * 100_000, "nested too deeply"),
-    "nothing of a state": ('{"DS>LD": {}}', "DS>LD.round: Field required"),
     "a round before the first": (_states(round=-3), "DS>LD.round"),
     "a field too many": (_states(more=1), "DS>LD.more"),
     "another model": (_states().replace("DS>LD", "LD"), "no model of 'LD'"),
@@ -304,7 +301,7 @@ def change(folder: Path, *statements: str) -> None:
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS round, 1 AS federation FROM n"
 
 
-def test_damaged_folders_give_one_line_and_touch_nothing() -> None:
+def test_damaged_folders_give_one_line() -> None:
     assert run_cases(SAMPLE, every=80) == []
 
 

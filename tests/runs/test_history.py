@@ -17,7 +17,7 @@ from tests.runs.records import RAW, add, begun, evaluations, federation, record,
 from steelyard.messages.updates import Failure
 from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs.columns import KEYS, WHOLE, between, pack, ranked, unpack
+from steelyard.runs.columns import KEYS, WHOLE, between, pack, unpack
 from steelyard.runs.export import listening_frame
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History, read_values
@@ -169,14 +169,6 @@ def test_columns_of_many_rounds_come_back_to_the_last_bit(rounds: list[list[floa
 def test_a_blob_of_another_length_is_refused(blob: bytes) -> None:
     with pytest.raises(ValueError, match="another length than its round has clients"):
         unpack([blob], [2])
-
-
-def test_clients_are_counted_in_ascending_order_of_their_names() -> None:
-    names, index = ranked(np.array([7, 2, 7, 9]), {2: "b", 7: "c", 9: "a", 11: "never"})
-    assert names == ("a", "b", "c")
-    assert index.tolist() == [2, 1, 2, 0]
-    with pytest.raises(ValueError, match="client number 8 has no name"):
-        ranked(np.array([8]), {2: "b"})
 
 
 def three_rounds(folder: Path) -> Store:

@@ -17,7 +17,7 @@ import pytest
 from tests.kit import assert_refused, named
 from tests.runs import contents
 from tests.runs.contents import query
-from tests.runs.records import RAW, begun, evaluations, federation, record, state, updates
+from tests.runs.records import RAW, begun, federation, record, state, updates
 from tests.runs.signed_runs import a_key
 
 from steelyard.base.errors import UserError
@@ -28,7 +28,6 @@ from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, join_rounds, set_up
 from steelyard.runs.store import Store
-from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 FILES = {"experiment.toml": "name = 'x'\n"}
@@ -106,9 +105,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         assert_refused(
             lambda make=make: make(folder), folder, "cannot be written: Not a directory", "a writable folder"
         )
-
-
-TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
 
 
 @pytest.fixture
@@ -213,16 +209,6 @@ def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
     assert query(store.folder, "SELECT cohort, answered FROM rounds") == [(4, 2)]
 
 
-def test_single_clients_are_written_each_k_rounds_and_in_the_last(tmp_path: Path) -> None:
-    store = begun(tmp_path, clients_every=2)
-    for round in range(1, 6):
-        commit(store, record(round=round), last=round == 5)
-    store.close()
-    assert query(tmp_path, "SELECT DISTINCT round FROM updates ORDER BY round") == [(2,), (4,), (5,)]
-    assert query(tmp_path, "SELECT COUNT(*) FROM rounds") == [(5,)]
-    assert query(tmp_path, "SELECT COUNT(*) FROM evaluations") == [(5,)]
-
-
 def test_checkpoints_come_each_k_rounds_and_in_the_last_and_two_are_kept(store: Store) -> None:
     expected = {0: [0], 1: [0], 2: [0], 3: [0, 3], 4: [0, 3], 5: [3, 5]}
     (store.folder / "checkpoints" / "round-000009.safetensors.part").write_bytes(b"cut off")
@@ -248,21 +234,6 @@ def test_while_somebody_reads_no_checkpoint_is_removed_that_the_database_file_na
     reader.close()
     commit(store, record(round=12))
     assert len(list((store.folder / "checkpoints").iterdir())) == 2
-
-
-def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
-    bits = np.array([True])
-    orders = OrderState((1, 0), 0.75, 4, {"duels": {"0,1": 2.0}})
-    for round in range(6):
-        found = record(round=round, evaluations=evaluations(round=round, right=bits))
-        store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, dict, last=False)
-    found = store.resume()
-    assert (found.round, found.kept, found.problems) == (3, {}, ())
-    assert found.loaded.file == "round-000003.safetensors"
-    assert found.states["DS>LD"].round == 3
-    assert found.states["DS>LD"].orders == orders
-    for table in TABLES:
-        assert query(store.folder, f"SELECT DISTINCT round FROM {table} ORDER BY round") == [(0,), (1,), (2,), (3,)]
 
 
 def test_a_round_is_written_as_a_whole_or_not_at_all(store: Store) -> None:
