@@ -146,12 +146,6 @@ def test_a_module_that_nobody_declared_is_not_even_imported(installed: Path, fie
     assert not installed.exists()
 
 
-def test_a_plugin_that_nobody_declared_is_not_imported(installed: Path):
-    with pytest.raises(NotAllowed, match=r"^plugin: 'ward.nets' is not declared .* entry point steelyard.criteria$"):
-        load_plugins(["ward.nets"])
-    assert not installed.exists()
-
-
 def test_what_an_installed_package_declares_is_imported(installed: Path):
     declare(installed, "[steelyard.models]\na = ward.nets\nb = ward.others:net\n[steelyard.losses]\nc = ward:loss\n")
     with pytest.raises(NotAllowed, match=r"'ward.others:Net' is not declared"):  # Only the one name is.

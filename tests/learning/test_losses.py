@@ -155,7 +155,6 @@ def test_the_loss_fits_the_task(named: str, classes: int, outputs: int, task: st
         (LossState("squared-error"), 0, 1, "survival", ("training.loss", "squared-error", "cox")),
         (LossState("cox"), 0, 1, None, ("training.loss", "cox", "survival")),
         (LossState("cox"), 0, 2, "survival", ("cox", "2 outputs")),
-        (LossState("dice"), 3, 3, None, ("training.loss", "dice", "segmentation")),
         (LossState(), 0, 3, "segmentation", ("model.outputs", 3, 12)),
     ],
 )

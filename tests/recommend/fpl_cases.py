@@ -76,7 +76,7 @@ def word(key: np.uint64, position: int) -> int:
 def slow_round(table, vectors, users, triples, sent, learning: Learning, *, in_turn: bool = False):
     """Users one after the other on one table, or in turn each on what the one before left.
 
-    Returns the new table, all vectors, and what each user changed, by item.
+    Returns the new table, all vectors, and of each user what she changed, by item, and her losses.
     """
     first, own, told = (table[:, :-1].astype(float).tolist(), table[:, -1].astype(float).tolist()), vectors.tolist(), []
     q, b = ([list(row) for row in first[0]], list(first[1]))
@@ -84,26 +84,27 @@ def slow_round(table, vectors, users, triples, sent, learning: Learning, *, in_t
         passed = dict(zip(triples.positives[row].tolist(), sent[row].tolist(), strict=True))
         pairs = list(zip(triples.positives[row].tolist(), triples.negatives[row].tolist(), strict=True))
         seen = (q, b) if in_turn else first
-        own[user], changes = local_update(*seen, own[user], pairs, learning, passed.__getitem__)
+        own[user], changes, losses = local_update(*seen, own[user], pairs, learning, passed.__getitem__)
         for item, change in changes.items():  # the server's step, Eq. 4.10: Θ += α Σ_u Δ_u
             q[item] = [old + learning.rate * new for old, new in zip(q[item], change[:-1], strict=True)]
             b[item] += learning.rate * change[-1]
-        told.append(changes)
+        told.append((changes, losses))
     return np.column_stack([q, b]), np.array(own), told
 
 
 def local_update(q, b, p, triples, learning, sent):
-    """One user's pass (Eq. 4.3 to 4.9): returns her new vector and the changes she sends, by item.
+    """One user's pass (Eq. 4.3 to 4.9): returns her new vector, the changes she sends, by item, and her losses.
 
     `q` and `b` are lists by item and stay as they are; `sent(item)` says whether a positive's change is sent.
     """
-    p = list(p)
+    p, losses = list(p), []
     changes = defaultdict(lambda: [0.0] * (len(p) + 1))
     alpha = learning.rate
     user_decay, positive_decay, negative_decay = learning.decays
     for liked, other in triples:
         margin = (b[liked] + dot(q[liked], p)) - (b[other] + dot(q[other], p))
         weight = 1 / (1 + math.exp(margin))
+        losses.append(-math.log(1 - weight))  # −ln σ of the margin, as the triple was visited
         for h in range(len(p)):
             if sent(liked):
                 changes[liked][h] += weight * p[h] - positive_decay * q[liked][h]
@@ -112,7 +113,7 @@ def local_update(q, b, p, triples, learning, sent):
             changes[liked][-1] += weight
         changes[other][-1] += -weight
         p = [p[h] + alpha * (weight * (q[liked][h] - q[other][h]) - user_decay * p[h]) for h in range(len(p))]
-    return p, dict(changes)
+    return p, dict(changes), losses
 
 
 def dot(a, b):

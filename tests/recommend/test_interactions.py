@@ -11,7 +11,6 @@ from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
 from steelyard.recommend import interactions
 from steelyard.recommend.interactions import ascending, build, read
-from steelyard.recommend.run_data import InteractionSettings
 from steelyard.result import Result
 
 FORMS = {
@@ -144,14 +143,6 @@ def test_impossible_splits_are_refused():
 
 def validating(description: dict, **interactions):
     return described(changed(description, interactions={"validation": 0.25, **interactions}))
-
-
-def test_validation_is_the_newest_of_each_users_training_part():
-    # Anna has 10 rows at times 0 to 9, Bob 5: of the training part (8 and 4) a quarter is 2 and 1.
-    data = build(["anna"] * 10 + ["bob"] * 5, [f"i{k}" for k in [*range(10), *range(5)]], time=[*range(10), *range(5)])
-    parts = InteractionSettings(path=Path("any")).cut_again(interactions.temporal(data, 0.2).train, 0.25)
-    assert list(zip(parts.test.user.tolist(), parts.test.item.tolist(), strict=True)) == [(0, 6), (0, 7), (1, 3)]
-    assert len(parts.train) == 9
 
 
 def test_a_validation_run_neither_trains_on_nor_sees_the_test_set(description, tastes, tmp_path):

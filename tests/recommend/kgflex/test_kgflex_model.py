@@ -48,13 +48,6 @@ def case() -> tuple[Histories, Knowledge, np.ndarray, np.ndarray]:
 # ---------------------------------------------------------------- information gain, and which features a user keeps
 
 
-@pytest.mark.parametrize(
-    ("positives", "negatives", "gain"), [(2, 0, 1), (1, 0, 0.311278), (1, 1, 0), (2, 2, 0), (0, 0, 0), (0, 2, 1)]
-)
-def test_the_numbers_of_example_6_3(positives: int, negatives: int, gain: float):
-    assert information_gain(positives, negatives, 2, 2) == pytest.approx(gain, abs=5e-7)
-
-
 def test_alternatives_to_information_gain_by_hand():
     # Two of hers and two others; one of hers has the feature: IG .311278, and a quarter of the four have it.
     quarter = -0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)
