@@ -54,7 +54,9 @@ def test_another_processor_may_be_a_few_samples_off_and_that_is_said(samples: in
 
 def test_more_samples_off_than_another_processor_makes_differ() -> None:
     for samples in (APART + 0.25, -APART - 1):
-        assert replay_answer(archive(), WAS, came(samples), HERE).startswith("DIFFERS")
+        answer = replay_answer(archive(), WAS, came(samples), HERE)
+        assert answer.startswith("DIFFERS")
+        assert f"3 of {ROWS} samples apart" in answer
 
 
 def test_a_claim_of_another_processor_excuses_no_figure_of_the_scene() -> None:
