@@ -47,6 +47,13 @@ def test_runs_go_one_after_another_and_are_seen(federation: Federation):
     lines, errors = second.communicate(timeout=240)
     assert second.returncode == 0, lines + errors
     assert "round 2/2" in federation.steelyard("log", "server", "2").stdout
+    # A run that an operator stops says so, in its own record too.
+    third = federation.start_and_listen("submit", "server", "hospitals.toml", *LONG, "--out", "runs/third")
+    wait_until(lambda: last_round(root / "runs/third") >= 1, 240, "no round")
+    assert federation.steelyard("stop", "server", "3").returncode == 0
+    _, errors = third.communicate(timeout=60)
+    words = "stopped by an operator (`steelyard federate stop`)"
+    assert (third.returncode, words in errors, History(root / "runs/third").facts.stopped) == (2, True, words)
 
 
 NETWORK = """

@@ -6,8 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -108,8 +107,7 @@ def is_masked(message: Message) -> bool:
 
 def plain_metrics(message: Message) -> dict[str, float]:
     """Return a reply's metrics; lists are left out."""
-    (record,) = message.content.metric_records.values()
-    return {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+    return {name: float(value) for name, value in _metrics(message).items() if not isinstance(value, list)}
 
 
 def read_reply(client: str, message: Message, key: str) -> Reply | str:
@@ -134,14 +132,13 @@ def read_reply(client: str, message: Message, key: str) -> Reply | str:
     return Reply(client, arrays, metrics[key], metrics)
 
 
-@dataclass(frozen=True, eq=False)
-class NodeTests:
+class NodeTests(NamedTuple):
     """Nodes' tests of one model: as replies that a strategy can combine, and as what a folder keeps of them."""
 
-    replies: list[Message] = field(default_factory=list[Message])
-    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    replies: list[Message]
+    reasons: dict[str, str]
     """Why a node's test does not count."""
-    scores: dict[str, ClientTest] = field(default_factory=dict[str, ClientTest])
+    scores: dict[str, ClientTest]
 
 
 def read_tests(answers: Mapping[str, Message], key: str, measure: str | None) -> NodeTests:
@@ -151,29 +148,26 @@ def read_tests(answers: Mapping[str, Message], key: str, measure: str | None) ->
     away. Of its samples no more count than of a node of Steelyard's own (`federate.test_bound`). `measure` names the
     metric that is the score, or it is called as most do.
     """
-    found = NodeTests(reasons={client: why for client, message in answers.items() if (why := _fault(message, key))})
-    records = {client: _metrics(message) for client, message in answers.items() if client not in found.reasons}
+    reasons = {client: why for client, message in answers.items() if (why := _fault(message, key))}
+    records = {client: _metrics(message) for client, message in answers.items() if client not in reasons}
     forms = Counter((name, _form(value)) for record in records.values() for name, value in record.items())
     asked = dict(form for form, count in forms.items() if 2 * count > len(records))
     for client, record in list(records.items()):
         odd = next((name for name, form in asked.items() if name not in record or _form(record[name]) != form), None)
         if odd is not None:
-            found.reasons[client] = f"metric {odd} is missing, or not as most nodes send it"
+            reasons[client] = f"metric {odd} is missing, or not as most nodes send it"
             del records[client]
     most = most_counted([round(record[key]) for record in records.values()], FederateSettings().test_bound)
-    for record in records.values():
-        record[key] = min(record[key], most)
+    scores: dict[str, ClientTest] = {}
     for client, record in records.items():
-        plain = {name: float(record[name]) for name, form in asked.items() if form is None}
-        test = _score(plain, key, measure)
+        record[key] = min(record[key], most)
+        test = _score({name: float(record[name]) for name, form in asked.items() if form is None}, key, measure)
         if test is not None and not abs(test.score) <= LARGEST_FIGURE:
-            found.reasons[client] = f"score = {test.score:g}; allowed: a finite number"
+            reasons[client] = f"score = {test.score:g}; allowed: a finite number"
         elif test is not None:
-            found.scores[client] = test
-    alike = _filled(records, sorted(asked), key)
-    found.replies.extend(_with_metrics(answers[client], alike[client]) for client in records)
-    found.reasons.update({client: short(reason) for client, reason in found.reasons.items()})
-    return found
+            scores[client] = test
+    replies = [_with_metrics(answers[client], alike) for client, alike in _filled(records, sorted(asked), key).items()]
+    return NodeTests(replies, {client: short(reason) for client, reason in reasons.items()}, scores)
 
 
 def _fault(message: Message, key: str) -> str:

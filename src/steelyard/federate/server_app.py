@@ -143,11 +143,16 @@ def _stop_in_words(report: Path | None) -> None:
     if report is not None:
         RunStopped.asked = (report / STOP, STOPPED)
 
+    ends = (signal.SIGINT, signal.SIGTERM)
+
     def stop(*_: object) -> None:
+        for each in ends:  # A second one must not disturb the run's record.
+            signal.signal(each, signal.SIG_IGN)
         raise RunStopped("its ServerApp was ended by a signal")
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
+        for each in ends:
+            signal.signal(each, stop)
 
 
 def _print_into(file: Path) -> None:
