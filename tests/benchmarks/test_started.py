@@ -50,7 +50,7 @@ SLOW: dict[str, str] = {
     "processors": "--scenes clean --seeds 1",
     "published": "out --data mnist --splits IID --rules fedavg --tiny",
     "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",
-    "recommend": "--engines --rows 3000",
+    "recommend": "--modes --rows 3000",
     "recommend_large": "--users 60 --items 50 --rows 1500 --epochs 2",
     "scale clients": "clients --registered 20,40 --cohorts 5,10 --rounds 4",
     "scale history": "history --rounds 3 --clients 4",
