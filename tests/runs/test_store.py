@@ -17,7 +17,7 @@ import pytest
 from tests.kit import assert_refused, named
 from tests.runs import contents
 from tests.runs.contents import query
-from tests.runs.records import RAW, begun, federation, record, state, updates
+from tests.runs.records import RAW, begun, evaluations, federation, record, state, updates
 from tests.runs.signed_runs import a_key
 
 from steelyard.base.errors import UserError
@@ -28,6 +28,7 @@ from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.joining import discard, join_rounds, set_up
 from steelyard.runs.store import Store
+from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 FILES = {"experiment.toml": "name = 'x'\n"}
@@ -105,6 +106,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         assert_refused(
             lambda make=make: make(folder), folder, "cannot be written: Not a directory", "a writable folder"
         )
+
+
+TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
 
 
 @pytest.fixture
@@ -234,6 +238,21 @@ def test_while_somebody_reads_no_checkpoint_is_removed_that_the_database_file_na
     reader.close()
     commit(store, record(round=12))
     assert len(list((store.folder / "checkpoints").iterdir())) == 2
+
+
+def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
+    bits = np.array([True])
+    orders = OrderState((1, 0), 0.75, 4, {"duels": {"0,1": 2.0}})
+    for round in range(6):
+        found = record(round=round, evaluations=evaluations(round=round, right=bits))
+        store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, dict, last=False)
+    found = store.resume()
+    assert (found.round, found.kept, found.problems) == (3, {}, ())
+    assert found.loaded.file == "round-000003.safetensors"
+    assert found.states["DS>LD"].round == 3
+    assert found.states["DS>LD"].orders == orders
+    for table in TABLES:
+        assert query(store.folder, f"SELECT DISTINCT round FROM {table} ORDER BY round") == [(0,), (1,), (2,), (3,)]
 
 
 def test_a_round_is_written_as_a_whole_or_not_at_all(store: Store) -> None:
