@@ -93,7 +93,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Generator[Federation]:
     ),
 )
 def test_what_a_hostile_server_asks_for_is_not_answered(clinic: Federation, changes: dict[str, str], line: str) -> None:
-    changes = {"federate.start_timeout": "30", "rounds.count": "1", "rounds.fraction": "0.5", **changes}
+    changes = {"federate.start_timeout": "120", "rounds.count": "1", "rounds.fraction": "0.5", **changes}
     sets = [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
     done = clinic.steelyard("submit", "server", "hospitals.toml", *sets, "--trust", "--out", "runs/hostile")
     told = done.stdout + done.stderr

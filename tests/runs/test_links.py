@@ -155,6 +155,7 @@ def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, command: CommandLine, ref
 
 
 def no_more_than(limit: int) -> None:
+    sys.dont_write_bytecode = True  # what Python compiles meanwhile would be cut off, and stay so
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
