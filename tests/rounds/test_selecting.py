@@ -76,6 +76,7 @@ def slow(select: SelectSettings, seed: int, round: int, size: int, known: Any) -
     None,
     0.1,
 )
+@example("score", 0, 1, 5, {NAMES[at]: {"asked": 1} for at in range(0, 15, 2)}, None, 0.1)
 @example("power-of-choice", 0, 1, 3, {NAMES[at]: {"loss": at % 4, "samples": 9 + at} for at in range(15)}, 12, 0.1)
 def test_who_is_chosen_is_the_slow_way_s(
     by: str, seed: int, round: int, size: int, known: Any, candidates: int | None, explore: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -117,9 +117,10 @@ def tried(clients: Clients, strategy: Any, **rule: Any) -> tuple[RoundRecord, Ro
 def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again(metrics: bool) -> None:
     """Each candidate scores ⅛ less than the one before; metrics come for the first of a question only."""
     clients = Clients(scores=lambda _: (0.5, 0.5), metrics=metrics)
-    record, after = tried(clients, Second(), floors={"a": 0.5})
+    record, after = tried(clients, Keeping(), floors={"a": 0.5})
     assert [len(question.models) for question in clients.questions] == [1, 3, 1][: 2 + metrics]
     assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
+    assert len({asked.detailed for asked in clients.questions}) == 1
     assert record.order == (1, 0, 2)
     assert torch.equal(after.parameters, clients.questions[1].models[1])
     weights = after.parameters[after.parameters > 0].tolist()
@@ -132,6 +133,15 @@ def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again(metri
     else:  # there is nothing to ask again
         assert record.evaluations.scores.tolist() == [[0.375, 0.375]]
         assert record.evaluations.losses.tolist() == [[0.625, 0.625]]
+
+
+def test_the_first_candidate_is_not_asked_again() -> None:
+    """What was told in detail was told of it."""
+    clients = Clients(scores=lambda _: (0.5, 0.5), metrics=True)
+    record, after = tried(clients, Keeping(1), floors={"a": 0.5})
+    assert [len(question.models) for question in clients.questions] == [1, 3]
+    assert torch.equal(after.parameters, clients.questions[1].models[0])
+    assert record.evaluations.metrics["recall"].tolist() == [float(after.parameters.argmax())] * 2
 
 
 def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
@@ -152,8 +162,11 @@ def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
     assert [order for order, _ in record.tried] == [(0, 1, 2), (2, 1, 0)]
 
 
-class Second:
-    """Tests three further orders and keeps the second of them, at the price of two tests."""
+@dataclass(frozen=True)
+class Keeping:
+    """Tests three further orders and keeps the second of them, or another one, at the price of two tests."""
+
+    kept: int = 2
 
     def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[tuple[int, ...]]:
         assert (accuracy, seed, round) == (0.5, 3, 1)
@@ -162,7 +175,7 @@ class Second:
     def decide(self, state: OrderState, tried: Sequence[tuple[int, ...]], accuracies: Sequence[float]) -> Decision:
         assert list(tried) == [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)]
         assert list(accuracies) == [0.5, 0.5, 0.375, 0.25]
-        return Decision(2, 2, OrderState(tried[2], accuracies[2], 2))
+        return Decision(self.kept, 2, OrderState(tried[2], accuracies[2], 2))
 
 
 PLAIN = Plan(rounds=2, fraction=1.0)
