@@ -99,7 +99,7 @@ def which_rule() -> Drawing:
     """Five questions that lead to a rule to begin with."""
     drawing = Drawing(760, 420, "Which rule to begin with")
     questions = [
-        ("May clients be hostile?", "guarded", "bounded, not unbreakable"),
+        ("May clients be hostile?", "clip(capped(RD;max_shares=1.5))", "bounded, not unbreakable"),
         ("Hundreds of trusted rows at the server?", "server-only first", "you may need no clients"),
         ("A few trusted rows at the server?", "VP>LD>DS/max", "better in 29 of 45 cases"),
         ("May the big clients be the bad ones?", "LE or EQ", "better in 27 and 24"),
@@ -108,9 +108,9 @@ def which_rule() -> Drawing:
     for number, (question, rule, why) in enumerate(questions):
         y = 16 + 70 * number
         drawing.box(30, y, 340, 46, [question], BLUE)
-        drawing.arrow(372, y + 23, 468, y + 23)
-        drawing.words(420, y + 17, "yes")
-        drawing.box(470, y, 260, 46, [rule, why], ORANGE)
+        drawing.arrow(372, y + 23, 438, y + 23)
+        drawing.words(405, y + 17, "yes")
+        drawing.box(440, y, 310, 46, [rule, why], ORANGE)
         drawing.arrow(200, y + 48, 200, y + 68)
         drawing.words(222, y + 63, "no")
     drawing.box(30, 366, 340, 40, ["fedavg: nothing to gain"], GREY)

@@ -48,7 +48,7 @@ WORDS: Mapping[str, str] = {
     "fltrust(RULE)": "updates count as far as they point where the server's own does",
     "spectral(RULE)": "without clients that stand out where the updates differ most",
     "capped(RULE;max_shares=2)": "caps and floors of weights, bounds of what clients say of themselves",
-    "guarded": "the rule against hostile clients: what nobody can talk up, a cap, and spectral",
+    "guarded": "a rule against hostile clients: what nobody can talk up, a cap, and spectral",
     "server-only": "no client is asked: the server trains on its own rows",
     "feddisco(a=0.5,b=0.1)": "a policy with parameters",
     "POLICY": "a published weighting method, by name",
@@ -265,9 +265,10 @@ def _fitted(inside: str, frame: Frame) -> dict[str, Any]:
 
 
 def _guarded(frame: Frame) -> dict[str, Any]:
-    """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and a
-    spectral check. A server that can train on its own rows weighs by the direction of what it learns, one that can only
-    test weighs by how models do; without rows the track record decides.
+    """Read "guarded", a rule against hostile clients: weights that nobody can talk up, a cap, and a spectral check.
+
+    A server that can train on its own rows weighs by the direction of what it learns, one that can only test weighs by
+    how models do; without rows the track record decides.
     """
     given: dict[str, Any] = {"criteria": ["TR"]}
     if frame.trains:
