@@ -172,18 +172,18 @@ def rows_of() -> SparseRows:
 
 
 def test_a_users_change_is_clipped_and_lies_under_noise_on_every_row():
-    told = rows_of().noised(5, 1.0, 1e-6, SeededSource(1))
+    told = rows_of().with_noise(5, 1.0, 1e-6, SeededSource(1))
     # User 0: (3, 4) over two rows, length 5, clipped to 1; user 1: length 0.5, as it is.
     expected = np.zeros((2, 5, 2))
     expected[0, 1, 0], expected[0, 3, 1], expected[1, 0] = 0.6, 0.8, (0.3, 0.4)
     assert told.values.reshape(2, 5, 2) == pytest.approx(expected, abs=1e-5)
     assert told.rows.tolist() == [0, 1, 2, 3, 4] * 2
-    wide = rows_of().noised(5000, 1.0, 0.5, SeededSource(2))
+    wide = rows_of().with_noise(5000, 1.0, 0.5, SeededSource(2))
     # 20,000 draws: a standard error of half a percent, and four of them.
     assert wide.values.std() == pytest.approx(0.5, rel=0.02)
     broken = rows_of()
     broken.values[0, 1] = np.nan  # Then nothing clips the rest of user 0's change: it is not told.
-    assert np.abs(broken.noised(5, 1.0, 1e-6, SeededSource(1)).values.reshape(2, 5, 2)[0]).max() < 1e-4
+    assert np.abs(broken.with_noise(5, 1.0, 1e-6, SeededSource(1)).values.reshape(2, 5, 2)[0]).max() < 1e-4
 
 
 def test_a_run_with_noise_shows_what_it_spends(description: dict, tmp_path: Path):

@@ -100,7 +100,7 @@ class SparseRows(Payload):
             found[begin : begin + GRAM_BLOCK] = (updates[begin : begin + GRAM_BLOCK] @ updates.T).toarray()
         return np.tril(found) + np.tril(found, -1).T
 
-    def noised(self, items: int, clip: float, deviation: float, source: Source) -> SparseRows:
+    def with_noise(self, items: int, clip: float, deviation: float, source: Source) -> SparseRows:
         """Return what users send with local noise: each one's change clipped to a length, noise on every row.
 
         Every item gets a row: which items a user names would disclose as much as what she says of them.
@@ -201,7 +201,7 @@ class PairRows(Payload):
 
     def noised(self, clip: float, deviation: float, source: Source) -> SparseRows:
         """Return what the users send with local noise on every row of the table."""
-        return self.sparse().noised(len(self.table), clip, deviation, source)
+        return self.sparse().with_noise(len(self.table), clip, deviation, source)
 
     @property
     def merged(self) -> SparseRows:
