@@ -44,7 +44,7 @@ FORGED, SERVED = "VTDR", "VTDRK"
 UNDONE = "VHKRTD"
 """Who computes again what was changed has the run as it was."""
 SENTENCES = {
-    "careless": "What a round cost (seconds, bytes) and who writes the run are not covered.",
+    "careless": "The cost of a round (seconds, bytes), who writes the run, withdrawals and trackers are not covered.",
     "forger": "Whoever computes the chain and the closing record again passes every look but `--head` and `--keys`.",
     "server": "Whoever has the server's key passes every look but `--head`, as far as no node signed what was changed.",
 }
@@ -124,6 +124,8 @@ CASES: dict[str, Case] = {
     "simulated time": Case(of_round("simulated", "0.5")),
     "cost": Case("UPDATE rounds SET seconds = 0.001", careless="VHKRTD", server="VHKRTD"),
     "writer": Case(fact("writer", "{}"), careless="VHKRTD", server="VHKRTD"),
+    "withdrawals": Case(fact("withdrawals", "[]"), careless="VHKRTD", server="VHKRTD"),
+    "where it is tracked": Case(fact("tracked_as", "{}"), careless="VHKRTD", server="VHKRTD"),
     "weights": Case(swapped("updates", "weight"), forger="TR", server="TR"),
     "scores": Case(swapped("updates", "score")),
     "criteria": Case(swapped("updates", "raw"), forger="TR", server="TR"),
@@ -162,6 +164,10 @@ CASES: dict[str, Case] = {
     "a round that never was": Case(copied_round(4, chained=False), forger="", server=""),
     "one on top of the chain": Case(copied_round(4, chained=True), forger="", server=""),
     "a round far away": Case(copied_round(900, chained=False), forger="", server=""),
+    "a round of no number": Case("UPDATE rounds SET round = 'x' WHERE round = 3", forger="", server=""),
+    "a round between": Case("UPDATE rounds SET round = 2.5 WHERE round = 3", forger="", server=""),
+    "a round before the first": Case("UPDATE rounds SET round = -7 WHERE round = 3", forger="", server=""),
+    "rows of no rule": Case("UPDATE failures SET federation = 99 WHERE round = 2", forger="", server=""),
     "a gap": Case("DELETE FROM rounds WHERE round = 2", forger="TV", server="KTV"),
     "no link": Case("DELETE FROM chain WHERE round = 2", forger="", server=""),
     "no chain": Case("DELETE FROM chain", forger="", server=""),

@@ -21,7 +21,9 @@ OUTSIDE = ("tracked_as", "withdrawals", "writer")
 _LAST = "SELECT round, head FROM chain WHERE head IS NOT NULL ORDER BY round DESC LIMIT 1"
 _CHECKPOINTS = "SELECT round, head, checksum, size FROM checkpoints ORDER BY round"
 _ENDED = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.id = e.federation WHERE e.round <= ?"
-_NEWEST = "SELECT COALESCE(MAX(round), -1) FROM"
+_NEWEST = "SELECT COALESCE(MAX(round), -1) FROM {} WHERE typeof(round) = 'integer'"
+_NO_ROUND = "typeof(round) != 'integer' OR round < 0"
+_NO_RULE = "federation NOT IN (SELECT id FROM federations)"
 
 
 def last_head(db: sqlite3.Connection) -> tuple[int, str]:
@@ -73,6 +75,8 @@ def written_closing(db: sqlite3.Connection) -> tuple[int, str]:
 
 def closing_problem(db: sqlite3.Connection) -> str:
     """Say how a run differs from the record that closes it; empty where it does not."""
+    if stray := _stray_row(db):
+        return stray
     last, _ = last_head(db)
     closed, written = written_closing(db)
     if not written:
@@ -87,10 +91,21 @@ def closing_problem(db: sqlite3.Connection) -> str:
     return ""
 
 
+def _stray_row(db: sqlite3.Connection) -> str:
+    """Name a table with a row of no round or of no rule: no head is of such a row, so that nothing else finds it."""
+    for name, columns in declared().items():
+        if "round" not in columns or name == "closing":
+            continue
+        wrong = f"{_NO_ROUND} OR {_NO_RULE}" if "federation" in columns else _NO_ROUND
+        if db.execute(f"SELECT 1 FROM {name} WHERE {wrong} LIMIT 1").fetchone():
+            return f"the table {name} has a row of a round or of a rule that the run never had"
+    return ""
+
+
 def newest_round(db: sqlite3.Connection) -> int:
     """Return the newest round that any table of a run has rows of; -1 where there is none."""
     tables = (name for name, columns in declared().items() if "round" in columns)
-    return max(int(db.execute(f"{_NEWEST} {name}").fetchone()[0]) for name in tables)
+    return max(int(db.execute(_NEWEST.format(name)).fetchone()[0]) for name in tables)
 
 
 def finished(db: sqlite3.Connection) -> bool:
