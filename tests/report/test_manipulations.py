@@ -302,7 +302,19 @@ def test_a_run_that_goes_on_is_held_to_the_head_of_a_round(whole: Path) -> None:
     for round, head in heads.items():
         found = verify(whole, prefix=head)
         assert (found.code, found.found.checked["--prefix"].startswith(f"rounds 0 to {round}")) == (0, True)
-    assert verify(whole, head=heads[2]).code == 1
+    assert [verify(whole, head=heads[round]).code for round in (2, 3)] == [1, 1]  # a head is not the end
+
+
+def test_rounds_after_the_end_that_was_kept_are_found_in_a_run_that_stopped(whole: Path, tmp_path: Path) -> None:
+    """Rounds may follow the last checkpoint of a run that did not finish; the record does not show them."""
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    change_fact(folder, "status", "stopped")
+    kept, before = History(folder).chain.closing, record(folder)
+    copied_round(4, chained=False)(folder)
+    assert verify(folder).found.checked["rounds after the last checkpoint"].startswith("up to 4,")
+    assert verify(folder, head=kept).code == 1
+    after = record(folder)
+    assert (after["rounds"], after["result"]) == (before["rounds"], before["result"]) == (3, before["result"])
 
 
 def test_the_table_is_large_enough() -> None:

@@ -59,9 +59,9 @@ def record(
         "why": [rule_sentence(str(main["settings"])), *([] if advice is None else [advice.sentence])],
         "settings": json.loads(str(main["settings"])),
         "beside": [str(name) for name in dict.fromkeys(history.federations["rule"]) if name != chosen],
-        "rounds": history.last_round,
+        "rounds": checked.round,
         "measure": experiment.score_name,
-        "result": _result(history, chosen, seed),
+        "result": _result(history, chosen, seed, checked.round),
         "sites": _sites(history, chosen, seed),
         "contributions": NOT_MEASURED if isinstance(values, str) else values,
         "privacy": privacy_lines(history.facts.privacy) or ["no differential privacy was promised"],
@@ -106,9 +106,11 @@ def rule_sentence(text: str) -> str:
     return f"{words}."
 
 
-def _result(history: History, rule: str, seed: int) -> float | None:
+def _result(history: History, rule: str, seed: int, last: int) -> float | None:
+    """Return the newest score of a rule in the rounds that the chain holds."""
     frame: Any = history.rounds
-    tested = frame[(frame["rule"] == rule) & (frame["seed"] == seed)]["accuracy"].dropna()
+    chained = frame[frame["round"] <= last]
+    tested = chained[(chained["rule"] == rule) & (chained["seed"] == seed)]["accuracy"].dropna()
     return float(tested.iloc[-1]) if len(tested) else None
 
 

@@ -80,7 +80,7 @@ def _look_at_the_end(db: sqlite3.Connection, found: Findings) -> None:
         found.change(problem)
     elif newest > last >= 0:
         words = "not in the chain yet: a resume runs them again"
-        found.checked["rounds after the last checkpoint"] = f"{last + 1} to {newest}, {words}"
+        found.checked["rounds after the last checkpoint"] = f"up to {newest}, {words}"
 
 
 def _look_at_round(records: Records, one: Link, found: Findings) -> None:
@@ -165,8 +165,8 @@ def _found(finding: Finding) -> FoundJson:
 def verify(folder: Path, keys: Path | None = None, head: str | None = None, prefix: str | None = None) -> Verification:
     """Check a run's folder with nothing but the folder, and public keys where they are given.
 
-    `head` is the final hash of the run, or its last head, that was kept elsewhere; `prefix` the head of any round, for
-    a run that has gone on since.
+    `head` is the final hash of the run that was kept elsewhere; `prefix` the head of any round, for a run that has gone
+    on since.
     """
     trusted = None if keys is None else Keys.read(keys)
     kept = {
@@ -210,12 +210,12 @@ def _hash(option: str, given: str) -> str:
 def _look_at_kept(db: Reader, chain: Checked, kept: Mapping[str, str], found: Findings) -> None:
     """Hold the run against the hashes that somebody kept elsewhere."""
     head, prefix = kept.get("head"), kept.get("prefix")
-    if head is not None and head not in (chain.closing, chain.head):
+    if head is not None and head != chain.closing:
         found.change(f"its final hash is not {head} but {chain.closing or 'missing'}")
     elif head is not None:
-        covers = "all that is in the chain and the closing record"
-        words = covers if head == chain.closing else "its last head: rounds, but not what stands beside them"
-        found.checked["--head"] = words
+        found.checked["--head"] = "all that is in the chain and the closing record"
+        if (newest := newest_round(db)) > chain.round:
+            found.change(f"round {newest} stands after the end that was kept, which is round {chain.round}")
     if prefix is not None:
         row = db.execute("SELECT round FROM chain WHERE head = ?", (prefix,)).fetchone()
         if row is None:
@@ -247,6 +247,8 @@ def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
     """Hold the models of the checkpoints against the digests of their rounds."""
     query = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
     rounds: list[str] = []
+    if closing_problem(db):
+        return  # said already; how large the files are is not known then
     for round, restored in kept_checkpoints(db, folder):
         if isinstance(restored, UserError):
             found.change(str(restored), round)
