@@ -171,13 +171,13 @@ def _reads_messages(kind: str) -> Callable[[Any, Path], None]:
 
 def _read_states(content: str, folder: Path) -> None:
     (folder / "checkpoints").mkdir(exist_ok=True)
-    path = folder / "checkpoints" / "round.safetensors"
+    path = folder / "checkpoints" / "round-000001.safetensors"
     path.write_bytes(_MODELS)
     database = sqlite3.connect(":memory:")
     database.executescript(SCHEMA)
-    row = (1, path.name, content, checksum(_MODELS, content))
+    row = (1, path.name, content, len(_MODELS), checksum(_MODELS, content))
     try:
-        database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, '')", row)
+        database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, '')", row)
         restore(database, folder)
     finally:
         database.close()

@@ -35,6 +35,7 @@ def test_every_task_passes_a_step_before_the_next_step_begins() -> None:
 
     class Inner:
         complete = True
+        terms: dict[str, Any] = {}  # noqa: RUF012
 
         def train(self, tasks: Any) -> Any:
             return [f"of {task}" for task in tasks]
