@@ -26,7 +26,11 @@ STUDIES = ("study", "sweep", "sweep_table", "attack", "participation", "charts")
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "weighing": (("weighing/*.py",), ("weighing",)),
     "rounds": (("rounds/*.py",), ("rounds", "algorithms")),
-    "runs": (("runs/*.py",), ("runs", "report/test_verification.py", "report/test_manipulations.py")),
+    # Runs that are joined have their tests with the experiments that they are parts of.
+    "runs": (
+        ("runs/*.py",),
+        ("runs", "report/test_verification.py", "report/test_manipulations.py", "experiment/test_joining.py"),
+    ),
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
     "signing": (("proof/*.py",), ("proof",)),
