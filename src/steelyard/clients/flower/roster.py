@@ -240,7 +240,7 @@ class Roster:
     @property
     def terms(self) -> dict[str, Terms]:
         """What the owners of the nodes that take part limit, by node."""
-        return {self._name(node): claim.terms for node, claim in self._claims.items()}
+        return {self._name(node): claim.terms for node, claim in sorted(self._claims.items())}
 
     def ask_for(self, experiment: str) -> None:
         """Ask whoever comes from now on for this experiment."""
