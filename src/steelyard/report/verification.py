@@ -77,6 +77,7 @@ def _look_at_the_end(db: sqlite3.Connection, found: Findings) -> None:
     """Hold what stands beside the rounds against the closing record, and say which rounds the chain does not hold."""
     last, newest = last_head(db)[0], newest_round(db)
     if problem := closing_problem(db):
+        found.closed = False
         found.change(problem)
     elif newest > last >= 0:
         words = "not in the chain yet: a resume runs them again"
@@ -247,8 +248,8 @@ def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
     """Hold the models of the checkpoints against the digests of their rounds."""
     query = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
     rounds: list[str] = []
-    if closing_problem(db):
-        return  # said already; how large the files are is not known then
+    if not found.closed:
+        return
     for round, restored in kept_checkpoints(db, folder):
         if isinstance(restored, UserError):
             found.change(str(restored), round)

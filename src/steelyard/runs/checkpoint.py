@@ -25,6 +25,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
 from steelyard.rounds.state import RoundState, States
+from steelyard.runs.closing import checksum
 from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS
@@ -241,11 +242,6 @@ _NEWEST = "SELECT round, file, states, size, checksum FROM checkpoints ORDER BY 
 MODELS = "models/"
 SERVER = "server/"
 """How the names of tensors begin that an algorithm's server keeps; the name of the tensor and the federation follow."""
-
-
-def checksum(content: bytes, text: str) -> str:
-    """Return the SHA-256 of a checkpoint's file and its JSON text together."""
-    return hashlib.sha256(content + b"\0" + text.encode()).hexdigest()
 
 
 def pack(states: States, clients: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:

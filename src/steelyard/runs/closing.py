@@ -45,8 +45,8 @@ def closing_hash(db: sqlite3.Connection, facts: str | None = None) -> str:
     """Return the SHA-256 of the record that closes a run as it stands now, given its `facts_hash` where it is known."""
     last, head = last_head(db)
     parts = [fields(closing=VERSION, round=last, head=head)]
-    for round, after, checksum, size in db.execute(_CHECKPOINTS).fetchall():
-        parts.append(fields(checkpoint=round, head=after, checksum=checksum, bytes=size))
+    for round, after, sha256, size in db.execute(_CHECKPOINTS).fetchall():
+        parts.append(fields(checkpoint=round, head=after, checksum=sha256, bytes=size))
     for name, round, reason in db.execute(f"{_ENDED} ORDER BY f.name", (last,)).fetchall():
         parts.append(fields(ended=name, round=round, reason=reason))
     parts.append(field("facts", facts or facts_hash(db)))
@@ -113,6 +113,11 @@ def finished(db: sqlite3.Connection) -> bool:
     return fact(db, "status") == "finished"
 
 
+def checksum(content: bytes, states: str) -> str:
+    """Return the SHA-256 of a checkpoint's file and its states together."""
+    return hashlib.sha256(content + b"\0" + states.encode()).hexdigest()
+
+
 def file_problem(db: sqlite3.Connection, folder: Path) -> str:
     """Say which checkpoint's file is not the one that was written; empty where all are."""
     rows = db.execute("SELECT file, states, size, checksum FROM checkpoints ORDER BY round").fetchall()
@@ -126,6 +131,6 @@ def file_problem(db: sqlite3.Connection, folder: Path) -> str:
             return str(error)
         except OSError as error:
             return f"{path}: not a readable checkpoint: {error.strerror}"
-        if hashlib.sha256(content + b"\0" + str(states).encode()).hexdigest() != wanted:
+        if checksum(content, str(states)) != wanted:
             return f"{path}: not the checkpoint that was written: its checksum differs"
     return ""

@@ -42,6 +42,8 @@ class Findings:
     """What was looked at, in words."""
     differ: set[int | None] = field(default_factory=set[int | None])
     """Rounds whose rows are not those of the chain: nothing more is computed from them."""
+    closed: bool = True
+    """Whether what stands beside the rounds is as the closing record says; else no checkpoint's size is known."""
 
     def change(self, what: str, round: int | None = None, client: str | None = None) -> None:
         """Note what is not as it was written."""
