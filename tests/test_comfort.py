@@ -50,6 +50,7 @@ def test_the_first_that_is_set_says_where(monkeypatch: pytest.MonkeyPatch) -> No
     assert cache_folder() == Path("/home/someone/.cache/steelyard")
 
 
+@pytest.mark.slow  # `.ci/package` runs the main job in an environment that has none of them
 def test_the_main_job_needs_no_extra(tmp_path: Path) -> None:
     extras = (
         "cryptography",

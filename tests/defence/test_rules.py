@@ -117,7 +117,7 @@ def proposals(chance: np.random.Generator, count: int, best: np.ndarray) -> np.n
     return np.repeat(found[:1], count, axis=0) if kind == 3 else found
 
 
-@pytest.mark.parametrize(("clients", "hostile"), [(3, 1), (4, 1), (7, 3), (20, 4)])
+@pytest.mark.parametrize(("clients", "hostile"), [(3, 1), (4, 1), (7, 3), pytest.param(20, 4, marks=pytest.mark.slow)])
 def test_no_update_of_colluders_found_by_a_search_moves_the_sum_beyond_the_bound(clients: int, hostile: int) -> None:
     """docs/reference/defence.md has the bound: n/(n − f) Σ w of the colluders, times an honest client's length."""
     chance = np.random.default_rng(clients)

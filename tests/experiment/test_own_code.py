@@ -155,7 +155,7 @@ def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(
     assert torch.equal(models(whole)["LOW>DS"], models(part)["LOW>DS"])
 
 
-@pytest.mark.parametrize("answer", ["n", "y"])
+@pytest.mark.parametrize("answer", ["n", pytest.param("y", marks=pytest.mark.slow)])
 def test_at_a_terminal_the_code_is_shown_and_asked_for(answer: str, file: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     out = tmp_path / "run"

@@ -198,6 +198,7 @@ class Bombs(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_a_server_cannot_make_a_node_hold_gigabytes(tmp_path: Path):
     Bombs.asked = []
     Bombs.packed = gzip.compress(bytes(32 * MB), 1) * 64
@@ -209,11 +210,11 @@ def test_a_server_cannot_make_a_node_hold_gigabytes(tmp_path: Path):
         command = [sys.executable, "-m", "steelyard", "federate", "node", str(file)]
         node = Process("node", command, environment(tmp_path / "home"), tmp_path / "node.log", tmp_path)
         try:
-            wait_until(lambda: len(Bombs.asked) > 4 or node.code is not None, 100, "it does not ask")
+            wait_until(lambda: len(Bombs.asked) > 2 or node.code is not None, 100, "it does not ask")
             held = peak(node.pid)
         finally:
             end_all([node])
             server.shutdown()
     log = (tmp_path / "node.log").read_text()
     assert held < 700 * MB, f"the node held {held // MB} MB"
-    assert Bombs.asked[:4] == ["endless", "packed"] * 2, log
+    assert Bombs.asked[:3] == ["endless", "packed", "endless"], log

@@ -251,6 +251,7 @@ def test_unknown_baselines_and_settings_are_named():
         assert_refused(lambda kind=kind, given=given: baseline(kind, given), *parts)
 
 
+@pytest.mark.slow
 def test_only_what_draws_triples_needs_numba():
     code = (
         "import sys; sys.modules['numba'] = None\n"

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tests.contributions.test_replaying import experiment
@@ -250,8 +250,15 @@ def covered_up(folder: Path, key: SigningKey | None) -> None:
         chain_again(folder, key)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", CASES)
+def every_case() -> Iterator[Any]:
+    """Each case by one kind of person in the default suite, in turn; by the other two where slow tests run."""
+    for number, what in enumerate(CASES):
+        for at, kind in enumerate(KINDS):
+            slow = () if number % len(KINDS) == at else pytest.mark.slow
+            yield pytest.param(what, kind, marks=slow, id=f"{what}-{kind}")
+
+
+@pytest.mark.parametrize(("what", "kind"), list(every_case()))
 def test_what_each_look_finds(whole: Path, tmp_path: Path, what: str, kind: str) -> None:
     folder, keys = Path(shutil.copytree(whole, tmp_path / "run")), whole.parent / "keys"
     kept = History(whole).chain.closing

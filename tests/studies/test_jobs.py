@@ -12,9 +12,17 @@ from pathlib import Path
 
 import pytest
 from tests.kit import assert_refused, wait_until
+from tests.warm import PROCESSES
 
 from steelyard import UserError
+from steelyard.studies import study
 from steelyard.studies.study import in_processes
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin processes that need not read torch anew."""
+    monkeypatch.setattr(study.multiprocessing, "get_context", lambda _: PROCESSES)
 
 
 def wait_for_ever(folder: Path, number: int) -> None:
@@ -56,6 +64,7 @@ def fails(folder: Path, number: int) -> None:
     raise UserError("cell: refused")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_process_that_fails_or_dies_ends_the_others_in_one_line(tmp_path: Path) -> None:
     for number, words in ((0, ("cell: refused",)), (3, ("--jobs", "code 3"))):
         with_one = partial(in_processes, partial(fails, tmp_path), [number, 0, 0], 1, lambda _: None)
@@ -67,6 +76,7 @@ def note_cores(folder: Path, number: int) -> None:
     (folder / f"{number}.cores").write_text(str(len(os.sched_getaffinity(0))))
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be held to cores here")
 def test_each_run_has_the_same_number_of_cores_however_many_are_left(tmp_path: Path) -> None:
     cores, jobs = len(os.sched_getaffinity(0)), 3

@@ -132,17 +132,16 @@ def read_cells(
         quoting=csv.QUOTE_MINIMAL if separator in (",", ";") else csv.QUOTE_NONE,
         skip_blank_lines=False,
     )
+    stripped = frame.map(str.strip)
     if strip:
-        frame = frame.map(str.strip)
+        frame = stripped
     # Blank lines at the end are no rows.
-    filled = len(frame)
-    while filled and not any(str(cell).strip() for cell in frame.iloc[filled - 1]):
-        filled -= 1
-    if not filled:
+    filled = stripped.index[stripped.ne("").any(axis=1)]
+    if not len(filled):
         raise UserError(f"{path}: the file is empty; expected {expected}")
     if columns is not None and frame.shape[1] != columns:
         raise UserError(f"{path}: {frame.shape[1]} columns; expected {expected}")
-    return frame.iloc[:filled]
+    return frame.iloc[: filled[-1] + 1]
 
 
 def separator_of(first: str, path: Path) -> str | None:
