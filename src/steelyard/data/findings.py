@@ -1,0 +1,352 @@
+"""What is wrong with the data of several sites, found in their profiles: each site alone, and against the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from steelyard.base.documents import Document
+from steelyard.base.errors import first_names, without_controls
+from steelyard.data.columns import is_number
+from steelyard.data.profile import OTHERS, ColumnProfile, Floats, SiteProfile, together
+
+Level = Literal["error", "warning", "note"]
+
+NAMES: Mapping[str, Level] = {
+    # In order of harm.
+    "unreadable": "error",
+    "no-common-column": "error",
+    "labels-spelled-alike": "error",
+    "labels-of-two-kinds": "error",
+    "types-clash": "error",
+    "words-among-numbers": "error",
+    "labels-empty": "error",
+    "times-of-zero": "error",
+    "rows-in-train-and-test": "error",
+    "cannot-train": "error",
+    "gives-the-label-away": "warning",
+    "survival-columns": "warning",
+    "other-units": "warning",
+    "not-recorded": "warning",
+    "left-out": "warning",
+    "class-at-one-site": "warning",
+    "rare-class": "warning",
+    "rows-repeated": "warning",
+    "few-rows": "warning",
+    "owner-counts-rows": "warning",
+    "values-spelled-alike": "warning",
+    "constant": "warning",
+    "drift": "warning",
+}
+"""Every finding by its name, the most harmful first; what is certain is an error and stops a run."""
+
+FEW_ROWS = 10
+RARE = 0.05
+DRIFT = 0.25
+"""From this population stability index on, a column is said to drift."""
+MOST_SITES = 3
+"""A finding that more sites have is one finding."""
+AGREES = 0.95
+CORRELATES = 0.999
+_UNITS: Mapping[float, str] = {
+    2.54: "inches and cm",
+    2.2046: "kg and pounds",
+    1.6093: "miles and km",
+    4.184: "kJ and kcal",
+    7.5006: "kPa and mmHg",
+    18.016: "glucose in mmol/L and mg/dL",
+    38.67: "cholesterol in mmol/L and mg/dL",
+    88.42: "creatinine in mg/dL and µmol/L",
+    12.0: "months and years",
+    24.0: "hours and days",
+    30.44: "days and months",
+    60.0: "minutes and hours",
+    365.25: "days and years",
+    **{10.0**power: "" for power in range(1, 10)},
+}
+"""By factor: which units it lies between."""
+_FREE = 3.0
+"""Any other factor is only named from here on."""
+
+
+class Finding(Document):
+    """One thing that is wrong with the data, or may be."""
+
+    level: Level
+    """error: certain, it stops a run unless it is accepted by name; warning: likely; note: to know."""
+    name: str
+    """What it is, as `--accept` takes it."""
+    sentence: str
+    """What was found, for people."""
+    site: str = ""
+    """The site that has it; empty where it is none alone."""
+    column: str = ""
+    """The column; empty where it is none."""
+    row: str = ""
+    """The first row that shows it, where there is one."""
+    figures: dict[str, float] = {}  # noqa: RUF012  pydantic gives each model its own copy of a default
+    """What it is measured by."""
+    mend: str = ""
+    """The field of the experiment file that mends it."""
+    accepted: bool = False
+    """Whether the run went on all the same."""
+
+
+def found(name: str, sentence: str, profile: SiteProfile | None = None, column: str = "", **more: object) -> Finding:
+    """Return a finding by its name; use it for every one, so that its level is that of `NAMES`."""
+    site = "" if profile is None else profile.site
+    return Finding.model_validate(
+        {"level": NAMES[name], "name": name, "sentence": without_controls(sentence), "site": site, "column": column}
+        | more
+    )
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings by harm; what several sites have alike is one finding."""
+    by_kind: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault((finding.name, finding.column), []).append(finding)
+    merged: list[Finding] = []
+    for alike in by_kind.values():
+        if len(alike) <= MOST_SITES:
+            merged += alike
+            continue
+        sites = first_names([finding.site for finding in alike])
+        sentence = f"{alike[0].sentence}; so at {len(alike)} sites: {sites}"
+        figures = {**alike[0].figures, "sites": float(len(alike))}
+        merged.append(alike[0].model_copy(update={"sentence": sentence, "site": "", "figures": figures}))
+    order = list(NAMES)
+    return sorted(merged, key=lambda finding: order.index(finding.name))
+
+
+def compared(profiles: Sequence[SiteProfile], *, task: str) -> list[Finding]:
+    """Return what is wrong at each site and between them; use it where all profiles are at hand."""
+    findings = [finding for profile in profiles for finding in alone(profile)]
+    pool = together(profiles)
+    findings += of_all(pool, task)
+    if len(profiles) > 1:
+        # Of two sites each has the other's factor: one of them is enough.
+        smaller = min(reversed(profiles), key=lambda profile: profile.rows)
+        for profile in profiles:
+            beside_others = beside(profile, pool.plus(profile, -1))
+            if len(profiles) == 2 and profile is not smaller:
+                beside_others = [each for each in beside_others if each.name not in ("other-units", "types-clash")]
+            findings += beside_others
+    return in_order(_explained(findings))
+
+
+def _explained(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave drift out where another finding explains it, and of each column name the site that drifts most."""
+    told = {each.column for each in findings if each.name in ("other-units", "types-clash", "words-among-numbers")}
+    worst: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.name == "drift" and finding.column not in told:
+            before = worst.setdefault(finding.column, finding)
+            if finding.figures["psi"] > before.figures["psi"]:
+                worst[finding.column] = finding
+    return [each for each in findings if each.name != "drift" or worst.get(each.column) is each]
+
+
+# One site alone, and all together.
+
+
+def alone(profile: SiteProfile) -> list[Finding]:
+    """Return what one site finds in its own rows."""
+    findings: list[Finding] = []
+    if profile.rows < FEW_ROWS:
+        sentence = f"the site '{profile.site}' has {profile.rows} row{'s' if profile.rows > 1 else ''}"
+        findings.append(found("few-rows", sentence, profile, mend="partition.minimum", figures={"rows": profile.rows}))
+    if profile.repeated:
+        sentence = f"{profile.repeated:,} of {profile.rows:,} rows at '{profile.site}' are there before"
+        figures = {"rows": profile.repeated, "of": profile.rows}
+        findings.append(found("rows-repeated", sentence, profile, mend="data.duplicates", figures=figures))
+    for name, column in profile.columns.items():
+        findings += _of_column(profile, name, column)
+    return findings
+
+
+def _of_column(profile: SiteProfile, name: str, column: ColumnProfile) -> list[Finding]:
+    findings: list[Finding] = []
+    where, at = f"column '{name}' at '{profile.site}'", f"data.columns.{name}"
+    for value, count in column.strange.items():
+        sentence = f"{where}: {value:g} in {count:,} rows, far from the others ({column.least:g} to {column.most:g})"
+        figures = {"value": value, "rows": count}
+        findings.append(found("not-recorded", sentence, profile, name, mend=f"{at}.missing", figures=figures))
+    if column.words and is_numeric(column):
+        count = sum(column.words.values())
+        texts = first_names([f"'{word[:20]}'" for word in column.words])
+        sentence = f"{where} holds numbers and, in {count:,} rows, {texts}"
+        limits = all(word.startswith(("<", ">")) for word in column.words)
+        mend, first = f"{at}.{'limits' if limits else 'missing'}", min(column.first.values(), default=None)
+        more = {"row": "" if first is None else str(first + 1), "mend": mend, "figures": {"rows": count}}
+        findings.append(found("words-among-numbers", sentence, profile, name, **more))
+    same = column.least == column.most and not column.words if column.bulk else len(column.words) == 1
+    if same and not column.missing and not column.strange and column.rows >= FEW_ROWS:
+        value = f"{column.least:g}" if column.bulk else f"'{next(iter(column.words))[:20]}'"
+        findings.append(found("constant", f"{where} is {value} in every row", profile, name, mend="data.ignore"))
+    if column.agreement >= (AGREES if not profile.labels.numbers else CORRELATES):
+        sentence = f"{where} alone gives the label (agreement {column.agreement:.3f})"
+        figures = {"agreement": column.agreement}
+        findings.append(found("gives-the-label-away", sentence, profile, name, mend="data.ignore", figures=figures))
+    if pairs := spelled_alike(column.words, column.words):
+        sentence = f"{where} holds values that differ in case or spaces alone: {_shown(pairs)}"
+        findings.append(found("values-spelled-alike", sentence, profile, name, mend=f"{at}.synonyms"))
+    return findings
+
+
+def of_all(pool: SiteProfile, task: str) -> list[Finding]:
+    """Return what only all sites together show; `pool` is their sum, or what a server sends of it."""
+    labels = {text: count for text, count in pool.labels.words.items() if text != OTHERS}
+    if task != "classes" or len(labels) < 2:
+        return []
+    rows = sum(labels.values())
+    rarest = min(labels, key=lambda text: labels[text])
+    if labels[rarest] >= RARE * rows:
+        return []
+    most = max(labels.values()) / rows
+    sentence = (
+        f"label '{rarest}' is {labels[rarest]:,} of {rows:,} rows, so accuracy says little: always guessing the "
+        f"commonest label is right in {most:.1%}"
+    )
+    figures = {"rows": labels[rarest], "of": rows, "guessing": most}
+    return [found("rare-class", sentence, mend="rounds.measure", figures=figures)]
+
+
+# One site against the others.
+
+
+def beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
+    """Return what a site finds where it compares itself with the sum of the others."""
+    findings = _labels_beside(profile, others)
+    common = [name for name in profile.columns if name in others.columns and others.columns[name].rows]
+    if not common:
+        sentence = f"the site '{profile.site}' has no input column in common with the others"
+        return [*findings, found("no-common-column", sentence, profile, mend="data.files")]
+    for name in common:
+        findings += _column_beside(profile, name, profile.columns[name], others.columns[name])
+    return findings
+
+
+def _labels_beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
+    own, theirs = profile.labels, others.labels
+    findings: list[Finding] = []
+    first = min(own.first.values(), default=None)
+    row, mend = "" if first is None else str(first + 1), f"data.columns.{profile.label}.synonyms"
+    if pairs := spelled_alike(own.words, theirs.words):
+        text = next(iter(pairs))
+        place = own.first.get(text)
+        sentence = f"labels at '{profile.site}' differ from others in case or spaces alone: {_shown(pairs)}"
+        more = {"row": "" if place is None else str(place + 1), "mend": mend}
+        return [found("labels-spelled-alike", sentence, profile, **more)]
+    usual = _worded(own) + _worded(theirs) >= 0
+    odd = [text for text in own.words if is_number(text) == usual]
+    if odd and theirs.words:
+        at_others = [text for text in theirs.words if is_number(text) != usual]
+        sentence = f"labels at '{profile.site}' are {first_names(odd)}, at the others {first_names(at_others)}"
+        return [found("labels-of-two-kinds", sentence, profile, row=row, mend=mend)]
+    only = [text for text in own.words if text not in theirs.words and text != OTHERS]
+    if only and theirs.words:
+        rows = sum(own.words[text] for text in only)
+        texts = first_names([f"'{text}'" for text in only])
+        sentence = f"label {texts} is at '{profile.site}' alone ({rows:,} rows)"
+        findings.append(found("class-at-one-site", sentence, profile, figures={"rows": rows}))
+    return findings
+
+
+def _worded(labels: ColumnProfile) -> int:
+    """Return how many more rows have a word than a number."""
+    return sum(-count if is_number(text) else count for text, count in labels.words.items())
+
+
+def spelled_alike(own: Mapping[str, int], others: Mapping[str, int]) -> dict[str, str]:
+    """Return which texts of a site are, but for case and spaces, a commoner one of its own or of the others."""
+    every: dict[str, dict[str, int]] = {}
+    for text in {**own, **others}:
+        key = "".join(text.casefold().split())
+        every.setdefault(key, {})[text] = own.get(text, 0) + (others.get(text, 0) if others is not own else 0)
+    usual = {key: max(sorted(texts), key=lambda text: texts[text]) for key, texts in every.items()}
+    return {text: usual[key] for text in own if (key := "".join(text.casefold().split())) and usual[key] != text}
+
+
+def _shown(pairs: Mapping[str, str]) -> str:
+    return first_names([f"'{text[:20]}' beside '{usual[:20]}'" for text, usual in pairs.items()])
+
+
+def is_numeric(column: ColumnProfile) -> bool:
+    """Whether a column is one of numbers: at least half of what is there."""
+    return column.numbers > 0 and column.numbers >= sum(column.words.values())
+
+
+def _column_beside(profile: SiteProfile, name: str, own: ColumnProfile, theirs: ColumnProfile) -> list[Finding]:
+    where, at = f"column '{name}' at '{profile.site}'", f"data.columns.{name}"
+    filled = own.numbers + sum(own.words.values()), theirs.numbers + sum(theirs.words.values())
+    if not all(filled):
+        return []
+    if is_numeric(own) != is_numeric(theirs):
+        kinds = ("numbers", "words") if is_numeric(own) else ("words", "numbers")
+        first = min(own.first.values(), default=None)
+        row = "" if first is None else str(first + 1)
+        sentence = f"{where} holds {kinds[0]}, at the others {kinds[1]}"
+        return [found("types-clash", sentence, profile, name, row=row, mend=f"{at}.type")]
+    if is_numeric(own) and (scaled := other_units(own, theirs)) is not None:
+        factor, units = scaled
+        meant = f" ({units})" if units else ""
+        sentence = f"{where} is about {factor:.4g} times as large as at the others{meant}"
+        figures = {"factor": factor}
+        return [found("other-units", sentence, profile, name, mend=f"{at}.factor", figures=figures)]
+    findings: list[Finding] = []
+    if not is_numeric(own) and (pairs := spelled_alike(own.words, theirs.words)):
+        sentence = f"{where} holds values that others write otherwise: {_shown(pairs)}"
+        findings.append(found("values-spelled-alike", sentence, profile, name, mend=f"{at}.synonyms"))
+    index, chance = drift(own, theirs)
+    if min(filled) >= FEW_ROWS and index > DRIFT + chance:
+        sentence = f"{where} is spread otherwise than at the others (population stability index {index:.2f})"
+        findings.append(found("drift", sentence, profile, name, mend="data.normalise", figures={"psi": index}))
+    return findings
+
+
+def other_units(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, str] | None:
+    """Return the factor that makes a site's numbers those of the others, and the units that it lies between.
+
+    None where none is needed, or none does it: medians and spreads must both fit.
+    """
+    mine, usual = own.estimated(), theirs.estimated()
+    if mine is None or usual is None or min(own.bulk, theirs.bulk) < FEW_ROWS:
+        return None
+    spread = float(usual[4] - usual[2]) or float(usual[6] - usual[0])
+    if not spread:
+        return None
+
+    def apart(numbers: Floats) -> float:
+        return float(np.abs(numbers - usual)[1:6].mean()) / spread
+
+    as_it_is = apart(mine)
+    if as_it_is < 1:
+        return None
+    known = {sign: name for factor, name in _UNITS.items() for sign in (factor, 1 / factor)}
+    fits = {factor: apart(mine / factor) for factor in known}
+    free = float(mine[3] / usual[3]) if usual[3] else 0.0
+    if free >= _FREE or 0 < free <= 1 / _FREE:
+        # A factor that people use is named unless another fits far better.
+        fits[free] = 2 * apart(mine / free) + 0.05
+    fahrenheit = apart((mine - 32) / 1.8)
+    best = min(fits, key=lambda factor: fits[factor])
+    if min(fahrenheit, apart(mine * 1.8 + 32)) < min(fits[best], 0.5):
+        return (1.8, "°F and °C, 32 apart") if fahrenheit < 0.5 else (1 / 1.8, "°C and °F, 32 apart")
+    return (best, known.get(best, "")) if fits[best] < 0.5 and fits[best] < as_it_is / 4 else None
+
+
+def drift(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, float]:
+    """Return the population stability index of a column against the others, and how much of it chance explains."""
+    if is_numeric(own):
+        mine, usual = own.counts, theirs.counts
+    else:
+        texts = [*{**own.words, **theirs.words}]
+        mine, usual = (np.array([part.words.get(text, 0) for text in texts]) for part in (own, theirs))
+    used = (mine + usual) > 0
+    mine, usual = np.maximum(mine[used], 0) + 0.5, np.maximum(usual[used], 0) + 0.5
+    p, q = mine / mine.sum(), usual / usual.sum()
+    chance = 3 * (len(p) - 1) * (1 / mine.sum() + 1 / usual.sum())
+    return float(((p - q) * np.log(p / q)).sum()), chance
