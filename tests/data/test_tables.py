@@ -253,7 +253,7 @@ def test_what_is_filled_is_finite_and_what_is_there_keeps_its_order(cells, missi
     numbers = np.array([[np.nan if cell is None else cell for cell in row] for row in cells], dtype=np.float64)
     raw = RawColumns(numbers, np.zeros((len(cells), 0), dtype=np.float32), normalise, missing)
     rows = np.arange(len(cells))
-    out = raw.scaled(rows, rows)
+    out = raw.scale(rows).apply(numbers)
     assert np.isfinite(out).all()
     for column in range(2):
         there = ~np.isnan(numbers[:, column])

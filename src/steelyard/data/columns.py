@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
+from steelyard.data.preparation import Column, Preparation, Target
 from steelyard.data.sources.source import COMPLETE, MOST_SHOWN, class_note
 from steelyard.data.tables import Table
 
@@ -34,8 +35,8 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
     empty = np.column_stack([column.empty for column in columns.values()])
     kept, notes = _kept_rows(table, inputs, empty, settings)
     notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
-    labels, found = _labels(table, settings, kept)
-    owners = None if settings.owner is None else _owners(table, settings.owner)[kept]
+    labels, found, names = _labels(table, settings, kept)
+    owners = None if settings.owner is None else owners_of(table, settings.owner)[kept]
     test = None if settings.held_out is None else _yes_or_no(table, "held_out", settings.held_out, kept, _TEST_WORDS)
     marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
     marks |= {mark: _mark(table, column) for mark, column in settings.marks.items()}
@@ -49,7 +50,36 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
         name=table.path.name,
     )
     task = "survival" if settings.task == "survival" else dataset.task
-    return replace(dataset, notes=(*table.notes, *notes, *found), task=task)
+    dataset = replace(dataset, notes=(*table.notes, *notes, *found), task=task)
+    return replace(dataset, preparation=_prepared(table, settings, columns, names, dataset))
+
+
+def _prepared(
+    table: Table, settings: Csv, columns: Mapping[str, InputColumn], names: Sequence[str], dataset: Dataset
+) -> Preparation:
+    """Return what the rows of a table went through, before it is known who trains on which."""
+    inputs = [
+        column.described.model_copy(update={"indicator": name in settings.indicators})
+        for name, column in columns.items()
+    ]
+    classes = [str(number) for number in range(dataset.classes)]
+    target = Target(
+        task=dataset.kind,
+        label=settings.labels,
+        names=list(names) or classes,
+        event=settings.event,
+        positive_above=settings.positive_above,
+    )
+    return Preparation(
+        form="table",
+        shape=list(dataset.shape),
+        target=target,
+        columns=inputs,
+        known=[name for name in table.names if name not in columns],
+        owner=settings.owner,
+        missing=settings.missing,
+        normalise=settings.normalise,
+    )
 
 
 def _inputs(table: Table, settings: Csv) -> list[str]:
@@ -118,14 +148,22 @@ def _kept_rows(
 
 
 def _raw(columns: dict[str, InputColumn], settings: Csv, kept: NDArray[np.int64]) -> RawColumns:
-    numbers = [column.numbers[kept] for column in columns.values() if column.numbers is not None]
-    flags = [column.levels[kept] for column in columns.values() if column.levels is not None]
-    flags += [columns[name].empty[kept].astype(np.float32)[:, None] for name in settings.indicators]
-    return RawColumns(
-        np.column_stack(numbers) if numbers else np.zeros((len(kept), 0)),
-        np.concatenate(flags, axis=1) if flags else np.zeros((len(kept), 0), dtype=np.float32),
-        settings.normalise,
-        "zero" if settings.missing == "zero" else "mean",
+    numbers, flags = side_by_side(columns, settings.indicators)
+    filled = "zero" if settings.missing == "zero" else "mean"
+    return RawColumns(numbers[kept], flags[kept], settings.normalise, filled)
+
+
+def side_by_side(
+    columns: Mapping[str, InputColumn], indicators: Iterable[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Return the numbers of a table's inputs, and its 0/1 columns: of categories, then of cells that are missing."""
+    count = len(next(iter(columns.values())).empty)
+    numbers = [column.numbers for column in columns.values() if column.numbers is not None]
+    flags = [column.levels for column in columns.values() if column.levels is not None]
+    flags += [columns[name].empty.astype(np.float32)[:, None] for name in indicators]
+    return (
+        np.column_stack(numbers) if numbers else np.zeros((count, 0)),
+        np.concatenate(flags, axis=1) if flags else np.zeros((count, 0), dtype=np.float32),
     )
 
 
@@ -143,27 +181,28 @@ def _refuse_any(
     raise UserError(f"{table.path}: column '{column}'{role} {holds} in {table.row(row)}; {wanted}")
 
 
-def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str]]:
-    """Return the labels of the kept rows, as numbers of classes or a target, and what the numbers stand for."""
+def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str], Sequence[str]]:
+    """Return the labels of the kept rows, as numbers of classes or a target, what to note, and names of the classes."""
     if settings.task == "multi-label":
         columns = {"labels": settings.labels}
         columns |= {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
         found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
         counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
-        return np.column_stack(list(found.values())), [f"{table.path.name}: labels of rows: {counts}"]
+        return np.column_stack(list(found.values())), [f"{table.path.name}: labels of rows: {counts}"], list(found)
     cells: Any = table.frame[settings.labels].iloc[kept]
     refuse = partial(_refuse_any, table, settings.labels, field="labels")
     refuse(kept[cells.isna().to_numpy()], "expected a label in every row")
     numbers = parse_numbers(cells)
     bad = kept[~(np.abs(numbers) < LARGEST)]
-    if settings.task != "classes" or settings.positive_above is not None or settings.classes is not None:
+    above = settings.positive_above
+    if settings.task != "classes" or above is not None or settings.classes is not None:
         refuse(bad, "expected a number")
         if settings.task == "regression":
-            return numbers, []
+            return numbers, [], ()
         if settings.task == "survival":
-            return _times(table, settings, kept, numbers)
-        if settings.positive_above is not None:
-            return numbers > settings.positive_above, []
+            return *_times(table, settings, kept, numbers), ()
+        if above is not None:
+            return numbers > above, [], [f"{settings.labels} {sign} {above:g}" for sign in ("<=", ">")]
     if len(bad) and not np.isnan(numbers).any():
         # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
         refuse(bad, "expected finite numbers")
@@ -173,7 +212,7 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
             "expected whole numbers or words for classes, data.positive_above, or data.task = 'regression'",
         )
     if settings.classes is not None:
-        return numbers.astype(np.int64), []
+        return numbers.astype(np.int64), [], ()
     where = f"{table.path}: column '{settings.labels}' (data.labels)"
     return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
 
@@ -201,15 +240,17 @@ def _yes_or_no(
     return np.array([known[word] for word in words])
 
 
-def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:
+def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str], list[str]]:
     """Number the labels that there are in ascending order, numbers before words."""
     texts = [plain(str(value)) for value in cells.tolist()]
     if len(set(texts)) < 2:
         raise UserError(f"{where} holds '{texts[0][:40]}' in every row; expected two classes or more, or data.classes")
-    return numbered(texts, title)
+    numbers, levels = numbered(texts)
+    return numbers, numbering(title, levels), levels
 
 
-def _owners(table: Table, name: str) -> NDArray[np.str_]:
+def owners_of(table: Table, name: str) -> NDArray[np.str_]:
+    """Return whose row each is, by a column."""
     cells: Any = table.frame[name]
     nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
     _refuse_any(table, name, np.flatnonzero(nameless), "expected an owner in every row", "owner")
@@ -240,6 +281,7 @@ LARGEST = 1e38
 class InputColumn:
     """One input: numbers with NaN for empty cells, or 0/1 columns of its levels."""
 
+    described: Column
     empty: NDArray[np.bool_]
     numbers: NDArray[np.float64] | None
     levels: NDArray[np.float32] | None
@@ -247,20 +289,52 @@ class InputColumn:
 
 def input_column(table: Table, name: str, settings: Csv) -> InputColumn:
     """Return one input column, as numbers or as a category; use it for every column that is no label, owner or so."""
-    cells: Any = table.frame[name]
     named = name in settings.levels or name in (settings.categories or ())
     codes = [plain(text) for text in settings.na_values.get(name, ())]
-    if codes and not named:
-        # What means "not recorded" in a column of numbers is empty before the column's kind is judged.
-        absent = np.isin(parse_numbers(cells), [number_of(code) for code in codes])
-        cells = cells.mask(absent | [isinstance(cell, str) and cell.strip() in codes for cell in cells.tolist()])
+    # What means "not recorded" in a column of numbers is empty before the column's kind is judged.
+    cells: Any = table.frame[name] if named else _emptied(table.frame[name], codes)
     numbers = None if named else as_numbers(table, name, cells, guess=settings.categories is None)
     if numbers is not None:
-        empty = np.isnan(numbers)
-        if empty.all():
+        if np.isnan(numbers).all():
             raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
-        return InputColumn(empty, numbers, None)
+        return _of_numbers(Column(name=name, kind="number", missing=codes), numbers)
     return _category(table, name, cells, settings, named)
+
+
+def column_again(table: Table, column: Column) -> tuple[InputColumn, list[str]]:
+    """Return a column of new rows as those were read that were trained on, and the values that were not known then.
+
+    Those count as empty.
+    """
+    cells: Any = table.frame[column.name]
+    if column.kind == "number":
+        numbers = as_numbers(table, column.name, _emptied(cells, column.missing), guess=False)
+        assert numbers is not None
+        return _of_numbers(column, numbers), []
+    codes, texts = _factorized(table, column.name, cells)
+    known = {*column.levels, *column.missing, ""}
+    return _of_levels(column, codes, texts), [text for text in texts if text not in known]
+
+
+def _emptied(cells: Any, codes: Sequence[str]) -> Any:
+    """Return cells of numbers with those that mean "not recorded" as missing."""
+    if not codes:
+        return cells
+    absent = np.isin(parse_numbers(cells), [number_of(code) for code in codes])
+    return cells.mask(absent | [isinstance(cell, str) and cell.strip() in codes for cell in cells.tolist()])
+
+
+def _of_numbers(column: Column, numbers: NDArray[np.float64]) -> InputColumn:
+    return InputColumn(column, np.isnan(numbers), numbers, None)
+
+
+def _of_levels(column: Column, codes: NDArray[np.int64], texts: Sequence[str]) -> InputColumn:
+    index = {level: number for number, level in enumerate(column.levels)}
+    # the last entry stands for factorize's -1, an empty cell.
+    of_code = np.array([*(index.get(text, -1) for text in texts), -1])
+    level = of_code[codes]
+    flags = (level[:, None] == np.arange(len(column.levels))).astype(np.float32)
+    return InputColumn(column, level < 0, None, flags)
 
 
 def parse_numbers(cells: Any) -> NDArray[np.float64]:
@@ -292,12 +366,11 @@ def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[n
     return numbers
 
 
-def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -> InputColumn:
+def _factorized(table: Table, name: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
+    """Return for each cell the place of its text among those that there are, -1 for an empty one; and these texts."""
     # For speed of start: much of the package reads no tables.
     import pandas
 
-    codes: NDArray[np.int64]
-    found: Any
     try:
         codes, found = pandas.factorize(cells)
     except TypeError:
@@ -305,8 +378,13 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
             f"{table.path}: column '{name}' holds lists or tables; expected one value in each cell (or name the column "
             "in data.ignore)"
         ) from None
-    texts = [plain(str(value)) for value in found.tolist()]
-    unknown = {plain(text) for text in settings.na_values.get(name, ())} | {""}
+    return codes, [plain(str(value)) for value in found.tolist()]
+
+
+def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -> InputColumn:
+    codes, texts = _factorized(table, name, cells)
+    missing = [plain(text) for text in settings.na_values.get(name, ())]
+    unknown = {*missing, ""}
     levels = [plain(text) for text in settings.levels.get(name, ())] or sorted(set(texts) - unknown, key=in_order)
     if not named and len(levels) > _MOST_LEVELS:
         raise UserError(
@@ -315,14 +393,9 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
         )
     if not levels:
         raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
-    index = {level: number for number, level in enumerate(levels)}
-    if strange := [place for place, text in enumerate(texts) if text not in index and text not in unknown]:
+    if strange := [place for place, text in enumerate(texts) if text not in levels and text not in unknown]:
         _refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
-    # the last entry stands for factorize's -1, an empty cell.
-    of_code = np.array([*(index.get(text, -1) for text in texts), -1])
-    level = of_code[codes]
-    flags = (level[:, None] == np.arange(len(levels))).astype(np.float32)
-    return InputColumn(level < 0, None, flags)
+    return _of_levels(Column(name=name, kind="category", levels=levels, missing=missing), codes, texts)
 
 
 # Cells that are words or numbers, and labels that become classes 0, 1, 2, ...
@@ -356,12 +429,16 @@ def in_order(text: str) -> tuple[bool, float, str]:
     return not number, float(text) if number else 0.0, text
 
 
-def numbered(names: Sequence[str], title: str) -> tuple[NDArray[np.int64], list[str]]:
-    """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
+def numbered(names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Number classes in ascending order, numbers before words; also return their names."""
     levels = sorted(set(names), key=in_order)
     number = {level: value for value, level in enumerate(levels)}
-    natural = all(level == str(value) for level, value in number.items())
-    return np.array([number[name] for name in names], dtype=np.int64), [] if natural else [class_note(title, levels)]
+    return np.array([number[name] for name in names], dtype=np.int64), levels
+
+
+def numbering(title: str, levels: Sequence[str]) -> list[str]:
+    """Say what the numbers of classes stand for, unless they are as named."""
+    return [] if list(levels) == [str(number) for number in range(len(levels))] else [class_note(title, levels)]
 
 
 # The time to an event.

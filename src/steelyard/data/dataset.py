@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, brief
+from steelyard.data.preparation import Preparation, Scale, Target, Values
 from steelyard.data.sources.source import FurtherTask, TaskKind
 from steelyard.learning.augmentation import Augmentation
 
@@ -38,27 +39,24 @@ class RawColumns:
         """Return some rows of it."""
         return RawColumns(self.numbers[rows], self.flags[rows], self.normalise, self.missing)
 
-    def scaled(self, train: Rows, rows: Rows) -> NDArray[np.float64]:
-        """Return the numbers of some rows, filled and scaled by what the cells of the rows `train` say.
+    def scale(self, train: Rows) -> Scale:
+        """Return what fills and scales numbers, by what the cells of the rows `train` say."""
+        return Scale.of(self.numbers[train], self.missing, scaled=self.normalise != "unit")
 
-        Mean and deviation are those of the cells that are there; a column of which `train` holds nothing has mean 0.
-        """
-        seen, values = self.numbers[train], self.numbers[rows]
-        if self.missing == "zero":
-            seen, values = np.nan_to_num(seen), np.nan_to_num(values)
-        there = ~np.isnan(seen)
-        count = np.maximum(there.sum(axis=0), 1)
-        mean = np.where(there, seen, 0.0).sum(axis=0) / count
-        filled = np.where(np.isnan(values), mean, values)
-        if self.normalise == "unit":
-            return filled
-        deviation = np.sqrt(np.square(np.where(there, seen - mean, 0.0)).sum(axis=0) / count)
-        deviation[deviation == 0] = 1
-        return (filled - mean) / deviation
+    def ranges(self, train: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the least and the largest number of each column in the rows `train`; NaN where there is none."""
+        seen, nothing = self.numbers[train], np.full((1, self.numbers.shape[1]), np.nan)
+        ends = np.concatenate([seen, nothing])
+        return np.fmin.reduce(ends, axis=0), np.fmax.reduce(ends, axis=0)
 
     def features(self, numbers: NDArray[np.float64]) -> torch.Tensor:
         """Return these numbers before the 0/1 columns."""
-        return torch.from_numpy(np.concatenate([numbers.astype(np.float32), self.flags], axis=1))
+        return joined(numbers, self.flags)
+
+
+def joined(numbers: NDArray[np.float64], flags: NDArray[np.float32]) -> torch.Tensor:
+    """Return the columns of a table as a model takes them: scaled numbers, then 0/1 columns."""
+    return torch.from_numpy(np.concatenate([numbers.astype(np.float32), flags], axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +94,8 @@ class Dataset:
     `features` are filled and scaled over all rows."""
     augment: Augmentation | None = None
     """How images are changed at random each time they are trained on."""
+    preparation: Preparation | None = None
+    """What rows went through, where the source or what scaled them says it."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -127,6 +127,17 @@ class Dataset:
     def tokens(self) -> bool:
         """Whether a sample is a text: whole numbers for an embedding, which have no noise and no mean."""
         return self.features.dtype == torch.int64
+
+    @property
+    def described(self) -> Preparation:
+        """What rows went through; of a source that does not say, the shape and the numbers of its classes."""
+        if self.preparation is not None:
+            return self.preparation
+        names = [str(number) for number in range(self.targets or self.classes)]
+        kinds: dict[torch.dtype, Values] = {torch.uint8: "bytes", torch.int64: "tokens"}
+        values = kinds.get(self.features.dtype, "numbers")
+        target = Target(task=self.kind, names=names)
+        return Preparation(form="array", values=values, shape=list(self.shape), target=target)
 
     def inputs(self, rows: Rows) -> torch.Tensor:
         """Return the features of some rows as float32, bytes divided by 255; what a model takes."""
@@ -307,7 +318,7 @@ def of_arrays(
     raw = None
     if isinstance(features, RawColumns):
         raw, everything = features, np.arange(len(features.numbers))
-        features = raw.features(raw.scaled(everything, everything))
+        features = raw.features(raw.scale(everything).apply(raw.numbers))
     inputs = _features(name, features, tokens)
     targets, count, task = _labels(name, labels, classes, tuple(inputs.shape[-2:]))
     if len(inputs) != len(targets):

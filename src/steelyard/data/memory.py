@@ -92,10 +92,15 @@ def in_memory(
         raise UserError(
             f"{name}: held_out is the word '{held_out}', and this is no frame; expected a value for each row"
         )
-    target, notes = _target(found.labels if labels is None else labels, task, name)
+    target, names = _target(found.labels if labels is None else labels, task, name)
     people = found.owners if owners is None else owners
     options: dict[str, Any] = {"held_out": held_out, "marks": marks, "classes": classes, "name": name, "tokens": tokens}
-    return replace(dataset.of_arrays(found.features, target, people, **options), notes=notes)
+    made = dataset.of_arrays(found.features, target, people, **options)
+    if not names:
+        return made
+    described = made.described
+    prepared = described.model_copy(update={"target": described.target.model_copy(update={"names": names})})
+    return replace(made, notes=(class_note(f"{name}: classes", names),), preparation=prepared)
 
 
 def _check_options(
@@ -113,18 +118,18 @@ def _check_options(
     texts_of(ignore, "in_memory: ignore", 'a list of columns, such as ["id"]')
 
 
-def _target(labels: Any, task: str | None, name: str) -> tuple[Any, tuple[str, ...]]:
-    """Return labels as numbers: words are numbered in ascending order, and a note says so."""
+def _target(labels: Any, task: str | None, name: str) -> tuple[Any, list[str]]:
+    """Return labels as numbers: words are numbered in ascending order, and their names."""
     if isinstance(labels, torch.Tensor):
-        return labels.float() if task == "regression" else labels, ()
+        return labels.float() if task == "regression" else labels, []
     try:
         values: NDArray[Any] = np.asarray(labels)
     except ValueError:
         raise UserError(f"{name}: labels have different lengths; expected one label per row") from None
     if values.dtype.kind in "USO" and all(isinstance(value, str) for value in values.reshape(-1).tolist()):
         levels, numbers = np.unique(values.astype(np.str_), return_inverse=True)
-        return numbers.reshape(-1), (class_note(f"{name}: classes", levels.tolist()),)
-    return values.astype(np.float32) if task == "regression" and values.dtype.kind in "biu" else values, ()
+        return numbers.reshape(-1), levels.tolist()
+    return values.astype(np.float32) if task == "regression" and values.dtype.kind in "biu" else values, []
 
 
 def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> Dataset:

@@ -9,32 +9,55 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.data.dataset import ClientRows, Dataset, Rows, share_of_rows
+from steelyard.data.dataset import ClientRows, Dataset, Population, Rows, share_of_rows
+from steelyard.data.preparation import MOST_SITES, Preparation, Scale
 from steelyard.data.sources.source import AugmentSettings, DataSettings, FileSource
 from steelyard.learning.augmentation import Augmentation
 
+MANY = 65_536
+"""Rows that are looked at at once."""
+
 
 def prepare(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) -> Dataset:
-    """Return a table as its clients see it: filled and scaled by training rows alone, a client's own or all clients'.
+    """Return a data set as its clients see it: a table filled and scaled by training rows, a client's own or all.
 
     Use it once per partition. With normalise = "client", a row that the server holds goes by the client whose row it
     was, or, where there is none, by the server's own rows; no client's numbers depend on another's.
     """
     raw = dataset.raw
     if raw is None:
-        return dataset
+        return dataset  # the same one for every seed, so that it lies on the device once
+    train = np.unique(np.concatenate([client.train for client in clients]))
+    preparation = dataset.described.with_ranges(*raw.ranges(train))
     if raw.normalise != "client":
-        train = np.unique(np.concatenate([client.train for client in clients]))
-        numbers = raw.scaled(train, np.arange(len(dataset)))
-        return replace(dataset, features=raw.features(numbers), raw=None)
+        scale = raw.scale(train)
+        found = preparation.model_copy(update={"scale": scale})
+        return replace(dataset, features=raw.features(scale.apply(raw.numbers)), raw=None, preparation=found)
     _check_disjoint(clients, len(dataset))
-    numbers = np.zeros_like(raw.numbers)
+    numbers, sites = np.zeros_like(raw.numbers), dict[str, Scale]()
     for client in clients:
         rows = np.concatenate([client.train, client.test])
-        numbers[rows] = raw.scaled(client.train, rows)
-    for train, rows in _server_rows(dataset, clients, server):
-        numbers[rows] = raw.scaled(train, rows)
-    return replace(dataset, features=raw.features(numbers), raw=None)
+        sites[client.client] = raw.scale(client.train)
+        numbers[rows] = sites[client.client].apply(raw.numbers[rows])
+    for site, rows in _server_rows(dataset, clients, server):
+        numbers[rows] = (sites.get(site) or raw.scale(rows)).apply(raw.numbers[rows])
+    kept = sites if len(sites) * raw.numbers.shape[1] <= MOST_SITES else {}
+    found = preparation.model_copy(update={"sites": kept})
+    return replace(dataset, features=raw.features(numbers), raw=None, preparation=found)
+
+
+def preparation_of(population: Population) -> Preparation:
+    """Return what the rows of a population went through, for whoever takes its model away."""
+    dataset, found = population.dataset, population.dataset.described
+    train = np.unique(np.concatenate([client.train for client in population.clients]))
+    if dataset.features.dtype != torch.float32 or found.columns or found.scale is not None or not len(train):
+        return found
+    # Some rows at a time: those of all clients are as large as the data.
+    ends = [
+        dataset.features[torch.from_numpy(rows)].aminmax() for rows in np.array_split(train, len(train) // MANY + 1)
+    ]
+    low, high = min(float(end.min) for end in ends), max(float(end.max) for end in ends)
+    return found.model_copy(update={"low": low, "high": high})
 
 
 def _check_disjoint(clients: Sequence[ClientRows], count: int) -> None:
@@ -50,16 +73,16 @@ def _check_disjoint(clients: Sequence[ClientRows], count: int) -> None:
         user[rows] = number
 
 
-def _server_rows(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) -> list[tuple[Rows, Rows]]:
-    """Return the server's rows in groups, each with the rows that it is scaled by."""
-    train = {client.client: client.train for client in clients}
+def _server_rows(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) -> list[tuple[str, Rows]]:
+    """Return the server's rows in groups: by the client that they are scaled by, and under "" those of none."""
+    names = {client.client for client in clients}
     used = np.concatenate([rows for client in clients for rows in (client.train, client.test)])
     # Rows of a held-out part may serve both: those are scaled already, for the client that tests on them.
     free = np.setdiff1d(server, used)
     owners = np.full(len(free), "") if dataset.owners is None else dataset.owners[free]
-    groups = [(train[name], free[owners == name]) for name in np.unique(owners).tolist() if name in train]
+    groups = [(name, free[owners == name]) for name in np.unique(owners).tolist() if name in names]
     rest = np.setdiff1d(free, np.concatenate([rows for _, rows in groups])) if groups else free
-    return [*groups, (rest, rest)] if len(rest) else groups
+    return [*groups, ("", rest)] if len(rest) else groups
 
 
 def load(settings: DataSettings) -> Dataset:
@@ -113,13 +136,27 @@ def standardised(
 
     Both are measured on its training part, or given for each channel.
     """
-    values = dataset.features.float() / 255 if dataset.features.dtype == torch.uint8 else dataset.features
+    values = as_numbers(dataset.features)
     if given is not None:
-        mean, deviation = (torch.tensor(part).view(1, -1, 1, 1) for part in given)
+        mean, deviation = (torch.tensor(part) for part in given)
     else:
         seen = values if dataset.held_out is None else values[torch.from_numpy(~dataset.held_out)]
         axes = [0, *range(2, values.ndim)]
-        mean = seen.double().mean(dim=axes, keepdim=True).float()
-        deviation = seen.double().std(dim=axes, keepdim=True, correction=0).float()
+        mean = seen.double().mean(dim=axes).float()
+        deviation = seen.double().std(dim=axes, correction=0).float()
         deviation[deviation == 0] = 1
-    return replace(dataset, features=(values - mean) / deviation), -mean / deviation
+    scale = Scale(mean=mean.tolist(), deviation=deviation.tolist())
+    preparation = dataset.described.model_copy(update={"scale": scale})
+    return replace(dataset, features=by_channel(values, scale), preparation=preparation), -mean / deviation
+
+
+def as_numbers(features: torch.Tensor) -> torch.Tensor:
+    """Return images or columns as a model takes them: bytes between 0 and 1, all else as they are."""
+    return features.float() / 255 if features.dtype == torch.uint8 else features
+
+
+def by_channel(values: torch.Tensor, scale: Scale) -> torch.Tensor:
+    """Return images or columns scaled, each channel or column by a number of its own."""
+    axes = (1, -1, *[1] * (values.ndim - 2))
+    mean, deviation = (torch.tensor(part, dtype=torch.float32).view(axes) for part in (scale.mean, scale.deviation))
+    return (values - mean) / deviation

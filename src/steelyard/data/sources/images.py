@@ -19,8 +19,9 @@ from pydantic import Field
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.marks import DataFile
 from steelyard.data.files import find, read_text
-from steelyard.data.sources.npz import class_numbers
-from steelyard.data.sources.source import FileSource, Side, SourceCapabilities, class_note
+from steelyard.data.preparation import Preparation, Target
+from steelyard.data.sources.npz import class_names, class_numbers
+from steelyard.data.sources.source import FileSource, Side, SourceCapabilities
 from steelyard.data.tables import parse
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ class Images(FileSource, named="images"):
         missing = len(table.images) - len(rows)
         notes = [f"{missing} of {len(table.images)} rows of {table.path.name} have no image"] if missing else []
         folders = Folders.of(pictures.path, [pictures.inside(table.images[row]) for row in rows])
-        labels = _labels(table, self, rows, folders, notes)
+        labels, names = _labels(table, self, rows, folders, notes)
         people = _people(table, self, rows, folders)
         test = folders.held_out() if self.held_out == FOLDER else None
         marks = {name: table.mark(name, column)[rows] for name, column in _marks(table, self).items()}
@@ -320,7 +321,13 @@ class Images(FileSource, named="images"):
             classes=int(labels.max()) + 1,
             name=pictures.path.stem,
         )
-        return replace(dataset, notes=tuple(notes))
+        target = Target(task="classes", label=self.labels or "", names=names)
+        return replace(dataset, notes=tuple(notes), preparation=self.prepared(target))
+
+    def prepared(self, target: Target) -> Preparation:
+        """Return what images go through before a model sees them."""
+        shape = [1 if self.colours == "grey" else 3, self.size, self.size]
+        return Preparation(form="images", values="bytes", shape=shape, target=target)
 
 
 def _table(settings: Images, pictures: Pictures) -> Table:
@@ -335,15 +342,18 @@ def _table(settings: Images, pictures: Pictures) -> Table:
 
 def _labels(
     table: Table, settings: Images, rows: NDArray[np.int64], folders: Folders, notes: list[str]
-) -> NDArray[np.int64]:
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the class of each image as a number, and the names of the classes."""
     if settings.labels == FOLDER or (settings.labels is None and not table.columns):
         # For speed of start: settings are read without torch.
-        from steelyard.data.columns import numbered
+        from steelyard.data.columns import numbered, numbering
 
-        labels, numbered_notes = numbered(folders.classes().tolist(), f"{folders.path.name}: classes")
-        notes.extend(numbered_notes)
-        return labels
-    return class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)[rows]
+        labels, names = numbered(folders.classes().tolist())
+        notes.extend(numbering(f"{folders.path.name}: classes", names))
+        return labels, names
+    values = table.column("labels", settings.labels or "Smiling")
+    labels = class_numbers(values, table.path)
+    return labels[rows], class_names(values, labels)
 
 
 def _people(table: Table, settings: Images, rows: NDArray[np.int64], folders: Folders) -> NDArray[np.str_] | None:
@@ -477,6 +487,7 @@ def read_masked(pictures: Pictures, settings: Images) -> Dataset:
     `data.classes` says how many there are: then each value is the number of its class.
     """
     # For speed of start: settings are read without torch.
+    from steelyard.data.columns import numbering
     from steelyard.data.dataset import of_arrays, share_of_rows
 
     pairs, alone = paired(pictures.names)
@@ -487,7 +498,7 @@ def read_masked(pictures: Pictures, settings: Images) -> Dataset:
     test = folders.held_out() if settings.held_out == FOLDER else None
     kept = share_of_rows(people, len(pairs), settings.share, settings.seed)
     chosen = [pairs[row] for row in kept.tolist()]
-    masks, notes = _numbered(pictures.read_masks([mask for _, mask in chosen], settings.size), settings, pictures)
+    masks, levels = _numbered(pictures.read_masks([mask for _, mask in chosen], settings.size), settings, pictures)
     dataset = of_arrays(
         pictures.read([image for image, _ in chosen], settings.size, settings.colours),
         masks,
@@ -496,9 +507,11 @@ def read_masked(pictures: Pictures, settings: Images) -> Dataset:
         classes=settings.classes,
         name=pictures.path.stem,
     )
+    notes = numbering(f"{pictures.path.name}: classes of pixels", levels)
     if alone:
         notes.append(f"{len(alone)} pictures have no mask or no image of the same name, such as {alone[0]}: left out")
-    return replace(dataset, notes=tuple(notes))
+    target = Target(task="segmentation", names=levels or [str(number) for number in range(dataset.targets)])
+    return replace(dataset, notes=tuple(notes), preparation=settings.prepared(target))
 
 
 def paired(names: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -522,7 +535,7 @@ def paired(names: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _numbered(values: NDArray[np.uint8], settings: Images, pictures: Pictures) -> tuple[NDArray[np.uint8], list[str]]:
-    """Return masks as numbers of classes, and what they stand for where the files hold others."""
+    """Return masks as numbers of classes, and what the files hold for each; nothing where the settings say it."""
     levels: list[Any] = np.unique(values).tolist()
     if settings.classes is not None:
         if levels[-1] >= settings.classes:
@@ -535,5 +548,4 @@ def _numbered(values: NDArray[np.uint8], settings: Images, pictures: Pictures) -
     if len(levels) < 2:
         raise UserError(f"{pictures.path}: masks hold the background, 0, alone; expected a class of pixels beside it")
     numbers = np.searchsorted(levels, values).astype(np.uint8)
-    named = [class_note(f"{pictures.path.name}: classes of pixels", levels)]
-    return numbers, [] if levels == list(range(len(levels))) else named
+    return numbers, [str(level) for level in levels]

@@ -12,6 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -125,11 +126,20 @@ class Leaf(FileSource, named="leaf"):
         name, people = folder.resolve().name, np.array(owners)
         texts = _texts(rows)
         if texts is not None:
-            features, targets, classes = _tokens(folder, texts, labels, self)
-            return of_arrays(features, targets, people, held_out=held_out, classes=classes, name=name, tokens=True)
+            features, targets, classes, letters = _tokens(folder, texts, labels, self)
+            options: dict[str, Any] = {"held_out": held_out, "classes": classes, "name": name, "tokens": True}
+            return self._prepared(of_arrays(features, targets, people, **options), letters)
         features = _features(folder, rows, self.size)
         targets = _classes(folder, labels)
         return of_arrays(features, targets, people, held_out=held_out, classes=self.classes, name=name)
+
+    def _prepared(self, dataset: Dataset, letters: bool) -> Dataset:
+        """Return texts with what they went through; `letters`: as characters, the next of which is predicted."""
+        found = dataset.described
+        names = [*ALPHABET, *found.target.names[len(ALPHABET) :]] if letters else found.target.names
+        target = found.target.model_copy(update={"names": names[: dataset.classes]})
+        form = {"form": "characters" if letters else "words", "vocabulary": 0 if letters else self.vocabulary}
+        return replace(dataset, preparation=found.model_copy(update={**form, "target": target}))
 
 
 def _texts(rows: list[Any]) -> list[str] | None:
@@ -146,8 +156,8 @@ def _texts(rows: list[Any]) -> list[str] | None:
 
 def _tokens(
     folder: Path, texts: list[str], labels: list[Any], settings: Leaf
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int | None]:
-    """Return tokens, labels and how many classes there are."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int | None, bool]:
+    """Return tokens, labels, how many classes there are, and whether tokens are characters."""
     letters = all(isinstance(label, str) and len(label) == 1 for label in labels[:100])
     # A play may hold digits, too; sentiments are nothing else.
     if letters and not all(str(label).isdigit() for label in labels):
@@ -157,12 +167,12 @@ def _tokens(
         if strange is not None:
             raise UserError(f"{folder}: a label y is {brief(strange)}; expected one of {len(ALPHABET)} characters")
         targets = np.array([ALPHABET.index(label) for label in labels], dtype=np.int64)
-        return characters(texts, settings.length or 80), targets, settings.classes or len(ALPHABET)
+        return characters(texts, settings.length or 80), targets, settings.classes or len(ALPHABET), True
     whole = [int(label) if isinstance(label, str) and label.isdigit() else label for label in labels]
     targets = _classes(folder, whole)
     if set(np.unique(targets).tolist()) <= {0, SENTIMENT}:
         targets = (targets == SENTIMENT).astype(np.int64)  # Sentiment140 writes 0 and 4.
-    return words(texts, settings.length or 25, settings.vocabulary), targets, settings.classes
+    return words(texts, settings.length or 25, settings.vocabulary), targets, settings.classes, False
 
 
 def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:

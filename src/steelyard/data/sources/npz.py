@@ -17,7 +17,7 @@ from pydantic import Field
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.marks import DataFile
 from steelyard.data.files import find
-from steelyard.data.sources.source import FileSource, SourceCapabilities, class_note
+from steelyard.data.sources.source import FileSource, SourceCapabilities
 
 if TYPE_CHECKING:
     # For speed of start: settings are read without torch.
@@ -63,6 +63,7 @@ class Npz(FileSource, named="npz"):
 
     def read(self) -> Dataset:
         # For speed of start: settings are read without torch.
+        from steelyard.data.columns import numbering
         from steelyard.data.dataset import of_arrays, owner_names
 
         path = find(self.path, ORIGIN)
@@ -74,7 +75,7 @@ class Npz(FileSource, named="npz"):
             )
         raw = _column(path, arrays, "labels", self.labels)
         rows = len(features)
-        notes: tuple[str, ...] = ()
+        notes, names = (), list[str]()
         axes, shown = 1, f"({rows},), one per row"
         if self.task == "segmentation":
             axes, shown = 3, f"({rows}, height, width), a mask per row"
@@ -88,13 +89,18 @@ class Npz(FileSource, named="npz"):
             labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
         else:
             labels = class_numbers(raw, path)
-            notes = numbering(raw, labels, f"{path.name}: classes of '{self.labels}'")
+            names = class_names(raw, labels)
+            notes = tuple(numbering(f"{path.name}: classes of '{self.labels}'", names))
         owner = self.owner or next((name for name in _OWNERS if name in arrays), None)
         people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
         test = None if self.held_out is None else _column(path, arrays, "held_out", self.held_out)
         marks = {name: _mark(path, arrays, name, column) for name, column in self.marks.items()}
         dataset = of_arrays(features, labels, people, held_out=test, marks=marks, classes=self.classes, name=path.name)
-        return replace(dataset, notes=(*dataset.notes, *notes))
+        target = dataset.described.target
+        named = [*names, *target.names[len(names) :]]
+        target = target.model_copy(update={"label": self.labels, "names": named})
+        prepared = dataset.described.model_copy(update={"target": target})
+        return replace(dataset, notes=(*dataset.notes, *notes), preparation=prepared)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -150,11 +156,11 @@ def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def numbering(values: NDArray[Any], labels: NDArray[np.int64], title: str) -> tuple[str, ...]:
-    """Return a note that says which label stands for which class, where labels were given other numbers."""
+def class_names(values: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
+    """Return the names of classes by their numbers: words or numbers as they stood there."""
     if values.dtype.kind in "biuf" and np.array_equal(values, labels):
-        return ()
-    return (class_note(title, np.unique(values).tolist()),)
+        return [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    return [str(level) for level in np.unique(values).tolist()]
 
 
 def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:
