@@ -206,7 +206,7 @@ def refused(look: Callable[[], object]) -> bool:
 
 
 def goes_on(folder: Path) -> None:
-    changed_experiment(History(folder), accept=False)
+    changed_experiment(folder, History(folder).facts, accept=False)
     with closing(Store(folder)) as store:
         store.resume()
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from steelyard.proof.signing import SigningKey
 from steelyard.runs.chain import Records
-from steelyard.runs.closing import write_closing
+from steelyard.runs.facts import write_closing
 from steelyard.runs.history import History
 
 QUERIES = {

@@ -116,8 +116,9 @@ def warn_of_changes(folder: Path) -> None:
     """Warn that the experiment file of a run is not as the run wrote it, where that is so."""
     # For speed of start: few commands read runs.
     from steelyard.experiment.resuming import changed_since
+    from steelyard.runs.history import History
 
-    if line := changed_since(folder):
+    if line := changed_since(folder, History(folder).facts):
         _log.warning(line)
 
 

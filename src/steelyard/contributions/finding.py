@@ -126,7 +126,7 @@ def switch_on(folder: Path) -> None:
             f"--contributions: {folder} has finished; allowed: a run that goes on, or `steelyard contributions "
             f"{folder}`, which finds it out afterwards"
         )
-    changed_experiment(history, accept=False)
+    changed_experiment(history.folder, history.facts, accept=False)
     section = {"contributions": {"measure": experiment.default_measure}}
     experiment.changed(section)  # refuses what cannot be measured
     with closing(Store(folder, signer=head_key())) as store:

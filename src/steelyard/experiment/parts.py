@@ -230,7 +230,7 @@ def as_begun(
     experiment.check_runs_here(str(folder))
     if history.facts.in_memory and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
-    changes = changed_experiment(history, accept=accept)
+    changes = changed_experiment(history.folder, history.facts, accept=accept)
     if ask is not None and (code := experiment.named_code()):
         ask(str(folder), code)
     check_tracker(experiment.tracking)

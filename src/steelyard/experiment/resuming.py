@@ -125,38 +125,35 @@ def _code_files(folder: Path) -> dict[str, str]:
     return {f"{FOLDER}/{name}": digest(folder / FOLDER / name) for name in kept}
 
 
-def changed_experiment(history: History, *, accept: bool) -> list[str]:
+def changed_experiment(folder: Path, facts: RunFacts, *, accept: bool) -> list[str]:
     """Return which fields of a run's experiment file are not as the run wrote them; refused unless accepted."""
-    path = history.folder / RUN_FILE
-    facts = history.facts
+    path = folder / RUN_FILE
     before = flat_fields(parse(facts.experiment_text or "", "the run's own record of its experiment"))
     now = flat_fields(parse(own_text(path), str(path)))
-    ledger = facts.salt is not None or files.is_file(history.folder / files.LEDGER)
+    ledger = facts.salt is not None or files.is_file(folder / files.LEDGER)
     if ledger and not any(name.startswith(("privacy.central.", "privacy.local.")) for name in now):
         raise UserError(
             f"{path}: privacy: missing, but this run keeps a privacy ledger; allowed: the section with which it "
-            "began, or "
-            "a new run"
+            "began, or a new run"
         )
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changes = [f"{name}: {_shown(before, name)} when the run began, {_shown(now, name)} now" for name in names]
-    code, kept = facts.code_files, _code_files(history.folder)
+    code, kept = facts.code_files, _code_files(folder)
     changes += [
         f"{name}: not as it was when the run began" for name in {**code, **kept} if code.get(name) != kept.get(name)
     ]
     if changes and not accept:
         more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        raise UserError(f"{path}: {', '.join(changes[:_SHOWN])}{more}; {_allowed(history.folder)}")
+        raise UserError(f"{path}: {', '.join(changes[:_SHOWN])}{more}; {_allowed(folder)}")
     return changes
 
 
-def changed_since(folder: Path) -> str | None:
+def changed_since(folder: Path, facts: RunFacts) -> str | None:
     """Say in one line that a run's experiment file is not the one that it wrote; None where it is, or none was kept."""
-    history = History(folder)
-    if history.facts.experiment_text is None:
+    if facts.experiment_text is None:
         return None
     try:
-        changes = changed_experiment(history, accept=True)
+        changes = changed_experiment(folder, facts, accept=True)
     except UserError as error:
         return str(error)
     more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
@@ -183,8 +180,7 @@ def changed_data(history: History, now: RunFacts, *, accept: bool) -> list[str]:
 
 def accept_experiment(folder: Path) -> None:
     """Take a run's experiment file as it stands for the one that it goes on with; for runs that others carry on."""
-    history = History(folder)
-    changes = changed_experiment(history, accept=True)
+    changes = changed_experiment(folder, History(folder).facts, accept=True)
     if changes:
         with closing(Store(folder, signer=head_key())) as store:
             text = own_text(folder / RUN_FILE)

@@ -21,9 +21,9 @@ from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Updates
 from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, model_digest
-from steelyard.runs.database import reading
+from steelyard.runs.columns import read_cohorts
+from steelyard.runs.database import Reader
 from steelyard.runs.digests import update_digest
-from steelyard.runs.history import History
 from steelyard.runs.kept_updates import KeptRound, read_round
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TOLERANCE, ROUNDED = 1e-5, 2**-8
 """Sums of float32 numbers are the same to this share of the sum of their sizes, since processors add in other orders;
 the second is for updates that were kept as bfloat16."""
+_OF = "WHERE federation = ?"
 OF_A_STEP = 1e-3
 """What a server's optimiser makes of a sum is the same to this share of its largest change."""
 
@@ -64,11 +65,11 @@ class _Federation:
         return in_words(self.name)
 
 
-def look_at_updates(folder: Path, history: History, found: Findings, last: int) -> None:
+def look_at_updates(db: Reader, folder: Path, found: Findings, last: int) -> None:
     """Hold what a run kept of each round up to the last against its chain, and compute the models again from it."""
     experiment = read_experiment(folder)
     rounded = experiment.store.keep_as != "float32"
-    federations = _federations(folder, history, experiment)
+    federations = _federations(db, experiment)
     for round in range(last + 1):
         try:
             kept = read_round(folder, round)
@@ -174,25 +175,21 @@ def _again(
     return again, torch.full_like(allowed, OF_A_STEP * float((again - before).abs().max()) + float(allowed.max()))
 
 
-def _federations(folder: Path, history: History, experiment: Description) -> list[_Federation]:
-    with reading(folder) as db:
-        rows = db.rows("federations", ("id", "name", "rule", "seed", "settings"), "ORDER BY name")
-        of = "WHERE federation = ?"
-        digests = {row[0]: db.rows("digests", ("round", "model", "updates", "salts"), of, row[0]) for row in rows}
-        kept_old = {row[0]: db.rows("rounds", ("round",), f"{of} AND kept_old = 1", row[0]) for row in rows}
+def _federations(db: Reader, experiment: Description) -> list[_Federation]:
     found: list[_Federation] = []
-    for key, name, rule, seed, text in rows:
+    for key, name, text in db.rows("federations", ("id", "name", "settings"), "ORDER BY name"):
         settings = stored_settings(text)
         reason = "its settings are not of this version" if settings is None else _not_computed(settings, experiment)
         named = None if settings is None or reason else settings.algorithm or experiment.algorithm
         policy = None if settings is None else settings.policy
+        cohorts = read_cohorts(db, key, f"{_OF} ORDER BY round")
         found.append(
             _Federation(
                 *(name, None if named is None else named.made(), reason, experiment.momentum),
                 policy is not None and policy.applies_to == "updates",
-                _weights(history, rule, seed),
-                frozenset(round for (round,) in kept_old[key]),
-                {round: rest for round, *rest in digests[key]},  # type: ignore[misc]
+                {round: (clients, cohorts.weight[entries]) for round, entries, clients in cohorts.by_round()},
+                frozenset(round for (round,) in db.rows("rounds", ("round",), f"{_OF} AND kept_old = 1", key)),
+                {row[0]: row[1:] for row in db.rows("digests", ("round", "model", "updates", "salts"), _OF, key)},
             )
         )
     return found
@@ -213,8 +210,3 @@ def _not_computed(settings: FederationSettings, experiment: Description) -> str:
     if experiment.store.keep_as != "float32" and type(made).step is not Algorithm.step:
         return f"{made.name} goes on from sums of updates that were rounded"
     return ""
-
-
-def _weights(history: History, rule: str, seed: int) -> dict[int, tuple[tuple[str, ...], Floats]]:
-    cohorts = history.cohorts(rule, seed)
-    return {round: (clients, cohorts.weight[entries]) for round, entries, clients in cohorts.by_round()}

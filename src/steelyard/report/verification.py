@@ -37,11 +37,9 @@ from steelyard.runs.chain import (
     one_moment,
 )
 from steelyard.runs.checkpoint import kept_checkpoints
-from steelyard.runs.closing import closing_problem, last_head, newest_round
-from steelyard.runs.columns import Cohorts
+from steelyard.runs.columns import Cohorts, read_cohorts
 from steelyard.runs.database import Reader, reading
-from steelyard.runs.facts import Promise
-from steelyard.runs.history import History
+from steelyard.runs.facts import Promise, closing_problem, last_head, newest_round
 from steelyard.runs.signatures import Finding, Findings, Signatures
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.scores import parse_priority
@@ -179,20 +177,21 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None, pref
         chain = look_at_rounds(db, folder, found, trusted)
         _look_at_kept(db, chain, kept, found)
         _look_at_models(db, folder, found)
+        facts = db.facts()
         ((later,),) = db.execute("SELECT COUNT(*) FROM contributions WHERE source != 'run'").fetchall()
     if later:
         found.checked["contributions"] = (
             f"those found out after the run (rows: {later}) are not in the chain and were not checked"
         )
-    if (said := changed_since(folder)) is not None:
+    if (said := changed_since(folder, facts)) is not None:
         found.change(said)
     try:
-        history = History(folder)
-        found.checked["made on"] = _made_on(history.facts.others)
-        _look_at_epsilon(folder, history.facts.privacy, found)
-        _look_at_weights(history, found)
-        if files.names_in(folder / files.UPDATES) or read_experiment(folder).store.keep == "updates":
-            look_at_updates(folder, history, found, chain.round)
+        with reading(folder) as db:
+            found.checked["made on"] = _made_on(facts.others)
+            _look_at_epsilon(folder, facts.privacy, found)
+            _look_at_weights(db, folder, found)
+            if files.names_in(folder / files.UPDATES) or read_experiment(folder).store.keep == "updates":
+                look_at_updates(db, folder, found, chain.round)
     except UserError as error:
         # A change that is named already may leave columns that cannot be read: the rest was looked at.
         if not found.changed:
@@ -263,24 +262,21 @@ def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
         found.checked["models"] = f"of the checkpoints after round {' and '.join(reversed(rounds))}, by their digests"
 
 
-def _look_at_weights(history: History, found: Findings) -> None:
+def _look_at_weights(db: Reader, folder: Path, found: Findings) -> None:
     """Compute the weights again from the stored criteria, by the stored rules, but not in rounds that differ."""
-    folder = history.folder
     skipped = _not_by_rule_alone(folder)
     counted = 0
     reasons: dict[str, str] = {}
-    with reading(folder) as db:
-        rows = db.rows("federations", ("id", "name", "rule", "seed", "settings"), "ORDER BY name")
-        decided = {row[0]: db.rows("rounds", ("round", "priority", "kept_old"), _OF, row[0]) for row in rows}
-    for key, name, rule, seed, text in rows:
+    for key, name, text in db.rows("federations", ("id", "name", "settings"), "ORDER BY name"):
         settings = stored_settings(text)
         reason = "its settings are not of this version" if settings is None else skipped or _not_of_criteria(settings)
         if settings is None or reason:
             reasons[in_words(name)] = reason
             continue
         # Of criteria that are known to be changed no weights follow.
-        orders = {r: priority for r, priority, kept_old in decided[key] if not kept_old and r not in found.differ}
-        counted += _compared(history.cohorts(rule, seed), Rule(settings), orders, in_words(name), found)
+        decided = db.rows("rounds", ("round", "priority", "kept_old"), _OF, key)
+        orders = {r: priority for r, priority, kept_old in decided if not kept_old and r not in found.differ}
+        counted += _compared(read_cohorts(db, key, _OF), Rule(settings), orders, in_words(name), found)
     if counted:
         words = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"
         found.checked["weights"] = f"{counted} rounds computed again from criteria and rule, {words} (to {TOLERANCE:g})"

@@ -40,8 +40,7 @@ from steelyard.proof.signing import (
     link,
 )
 from steelyard.proof.statements import SealedRound, Statement, Tree, slot
-from steelyard.runs.closing import closing_problem, file_problem, written_closing
-from steelyard.runs.facts import RUN, RunFacts, fact
+from steelyard.runs.facts import RUN, RunFacts, closing_problem, fact, file_problem, written_closing
 
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""

@@ -25,7 +25,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
 from steelyard.rounds.state import RoundState, States
-from steelyard.runs.closing import checksum
+from steelyard.runs.facts import checksum
 from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages.updates import Counts, Floats
+from steelyard.runs.database import Damaged, Reader
 
 NUMBERS, WHOLE, KEYS = "<f8", "<i8", "<i4"
 """How numbers stand in the database: little-endian, eight bytes each; clients by their number in four."""
@@ -186,3 +190,100 @@ def ranked(keys: Counts, names: Mapping[int, str]) -> tuple[tuple[str, ...], Cou
     ranks = np.zeros(int(distinct[-1]) + 1, np.int64)
     ranks[distinct] = rank
     return tuple(known[index] for index in order), ranks[keys]
+
+
+_UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
+_EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
+
+
+def read_cohorts(db: Reader, key: int, where: str, *values: int) -> Cohorts:
+    """Return what the clients of one federation sent; `where` asks for its number first, then the values, in order."""
+    rounds, who, *columns = _read(db, "updates", _UPDATES, where, key, *values)
+    ((settings,),) = db.rows("federations", ("settings",), "WHERE id = ?", key)
+    criteria = tuple(json.loads(settings)["criteria"])
+    with _told_of(db, "updates", key):
+        clients, round, client, order, counts = _entries(db, rounds, who)
+        samples = unpack(columns[0], counts, WHOLE)[order]
+        size, loss, score, weight = (unpack(column, counts)[order] for column in columns[1:5])
+        raw, normalised = (unpack(column, counts, width=len(criteria))[order] for column in columns[5:])
+    return Cohorts(clients, criteria, round, client, samples, loss, score, weight, size, raw, normalised)
+
+
+def read_tested(db: Reader, key: int, where: str, *values: int) -> Tested:
+    """Return how the model of one federation did at each client; `where` as above."""
+    rounds, who, *columns = _read(db, "evaluations", _EVALUATIONS, where, key, *values)
+    with _told_of(db, "evaluations", key):
+        clients, round, client, order, counts = _entries(db, rounds, who)
+        samples = unpack(columns[0], counts, WHOLE)[order]
+        score, loss = (unpack(column, counts)[order] for column in columns[1:3])
+        metrics = {name: values[order] for name, values in _metrics(columns[3], columns[4], counts).items()}
+    return Tested(clients, round, client, samples, score, loss, metrics)
+
+
+def read_scores(db: Reader, key: int, where: str, *values: int) -> tuple[Counts, Floats]:
+    """Return (rounds, scores [rounds, clients]) of one federation's tests, much faster than all that `Tested` holds."""
+    rounds, who, blobs = _read(db, "evaluations", ("round", "clients", "score"), where, key, *values)
+    with _told_of(db, "evaluations", key):
+        if len(set(who)) == 1:
+            # The same clients in every round: one look at them is enough, and much faster in a long history.
+            _check_ascending(rounds)
+            clients, _, _, order, counts = _entries(db, rounds[:1], who[:1])
+            if counts == [len(clients)]:
+                table = unpack(blobs, counts * len(rounds)).reshape(len(rounds), len(clients))
+                return np.array(rounds, dtype=np.int64), table[:, order]
+        clients, round, client, order, counts = _entries(db, rounds, who)
+        score = unpack(blobs, counts)[order]
+    return as_table(round, client, len(clients), score)
+
+
+def _read(db: Reader, table: str, names: Sequence[str], where: str, *values: int) -> list[tuple[Any, ...]]:
+    """Return what a table holds of the rounds that are named, a tuple for each column."""
+    return list(zip(*db.rows(table, names, where, *values), strict=True)) or [()] * len(names)
+
+
+@contextmanager
+def _told_of(db: Reader, table: str, key: int) -> Generator[None]:
+    """Name the federation whose columns are damaged."""
+    try:
+        yield
+    except ValueError as error:
+        rule, seed = db.federations()[key]
+        raise Damaged(f"{table} of {rule}, seed {seed}: {error}") from error
+
+
+def _check_ascending(rounds: Sequence[int]) -> None:
+    if any(later <= earlier for earlier, later in pairwise(rounds)):
+        raise ValueError("rounds come twice, or out of order")
+
+
+def _entries(
+    db: Reader, rounds: tuple[int, ...], blobs: tuple[bytes, ...]
+) -> tuple[tuple[str, ...], Counts, Counts, Counts | slice, list[int]]:
+    """Return names, round and name's index of each entry in order, that order, and the entries of each round."""
+    _check_ascending(rounds)
+    counts = [len(blob) // 4 for blob in blobs]
+    # Where the same clients come in every round, one look at them is enough.
+    again = len(blobs) if len(set(blobs)) == 1 else 1
+    few = len(blobs) // again
+    keys = unpack(blobs[:few], counts[:few], KEYS).astype(np.int64)
+    round = np.repeat(np.array(rounds, dtype=np.int64), counts)
+    # After the columns: a round that was written meanwhile may bring names, never take one away.
+    clients, client = ranked(keys, dict(db.rows("clients", ("id", "name"))))
+    client = np.tile(client, again)
+    # A run writes clients in ascending order: then a long history needs no sorting.
+    sorted_already = bool(((np.diff(client) > 0) | (np.diff(round) > 0)).all())
+    order = slice(None) if sorted_already else np.lexsort((client, round))
+    return clients, round[order], client[order], order, counts
+
+
+def _metrics(texts: tuple[str, ...], blobs: tuple[bytes | None, ...], counts: list[int]) -> dict[str, Floats]:
+    found: dict[str, Floats] = {}
+    begin, total = 0, sum(counts)
+    for text, blob, count in zip(texts, blobs, counts, strict=True):
+        names: list[str] = json.loads(text) if text != "[]" else []
+        if names:
+            figures = unpack([blob], [count], width=len(names)).reshape(len(names), count)
+            for name, values in zip(names, figures, strict=True):
+                found.setdefault(name, np.full(total, np.nan))[begin : begin + count] = values
+        begin += count
+    return found

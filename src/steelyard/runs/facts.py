@@ -1,16 +1,28 @@
 # ruff: noqa: RUF012  pydantic gives each model its own copy of a default
-"""What a run notes of itself beside its rounds: `RunFacts`, the one form in which facts are written and read."""
+"""What stands beside a run's rounds: the facts that it notes of itself, and the record that closes it.
+
+`RunFacts` is the one form in which facts are written and read. docs/reference/chain.md defines the closing record: what
+stands beside the rounds, hashed after the last head, so that the end of a run is known. The writer writes it anew with
+all that it covers, in the same transaction; a server that has a key signs it. Whoever kept its hash can tell whether
+anything of the run was changed, left out or added.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints
 
+from steelyard.base import files
 from steelyard.base.documents import Document
+from steelyard.base.errors import UserError, brief
+from steelyard.proof.signing import VERSION, SigningKey, closing_statement, field, fields, fingerprint
+from steelyard.runs.schema import declared
 
 RUN = "federation_run"
 """Under this name a run across machines notes what its nodes know it by."""
@@ -138,3 +150,123 @@ def _value(name: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} holds no JSON ({error})") from None
+
+
+OUTSIDE = ("tracked_as", "withdrawals", "writer")
+"""Facts that are noted after the end: by a tracker, and by runs that repeat this one; and who writes it now."""
+_LAST = "SELECT round, head FROM chain WHERE head IS NOT NULL ORDER BY round DESC LIMIT 1"
+_CHECKPOINTS = "SELECT round, head, checksum, size FROM checkpoints ORDER BY round"
+_ENDED = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.id = e.federation WHERE e.round <= ?"
+_NEWEST = "SELECT COALESCE(MAX(round), -1) FROM {} WHERE typeof(round) = 'integer'"
+_NO_ROUND = "typeof(round) != 'integer' OR round < 0"
+_NO_RULE = "federation NOT IN (SELECT id FROM federations)"
+
+
+def last_head(db: sqlite3.Connection) -> tuple[int, str]:
+    """Return the last head of a run and its round; -1 and "" before the first checkpoint."""
+    row = db.execute(_LAST).fetchone()
+    return (-1, "") if row is None else (int(row[0]), str(row[1]))
+
+
+def facts_hash(db: sqlite3.Connection) -> str:
+    """Return the SHA-256 of a run's facts; large runs note much of each client, so a writer asks once."""
+    found = hashlib.sha256()
+    for key, value in db.execute("SELECT key, value FROM info ORDER BY key"):
+        if key not in OUTSIDE:
+            found.update(field("fact", key) + field("value", value))
+    return found.hexdigest()
+
+
+def closing_hash(db: sqlite3.Connection, facts: str | None = None) -> str:
+    """Return the SHA-256 of the record that closes a run as it stands now, given its `facts_hash` where it is known."""
+    last, head = last_head(db)
+    parts = [fields(closing=VERSION, round=last, head=head)]
+    for round, after, sha256, size in db.execute(_CHECKPOINTS).fetchall():
+        parts.append(fields(checkpoint=round, head=after, checksum=sha256, bytes=size))
+    for name, round, reason in db.execute(f"{_ENDED} ORDER BY f.name", (last,)).fetchall():
+        parts.append(fields(ended=name, round=round, reason=reason))
+    parts.append(field("facts", facts or facts_hash(db)))
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def write_closing(db: sqlite3.Connection, signer: SigningKey | None, facts: str | None = None) -> None:
+    """Write the closing record of a run as it stands now, signed where there is a key; call it in a transaction."""
+    found, (last, _) = closing_hash(db, facts), last_head(db)
+    if signer is None and written_closing(db) == (last, found):
+        return  # as it was, and its signature holds
+    signed = (None, None)
+    if signer is not None:
+        key = fingerprint(signer.line)
+        db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key, signer.line))
+        signed = (key, signer.sign(closing_statement(fact(db, RUN) or "", found)))
+    db.execute("DELETE FROM closing")
+    db.execute("INSERT INTO closing VALUES (?, ?, ?, ?)", (last, found, *signed))
+
+
+def written_closing(db: sqlite3.Connection) -> tuple[int, str]:
+    """Return the round and the hash that a run was closed with; -1 and "" where that is missing."""
+    rows = db.execute("SELECT round, hash FROM closing").fetchall()
+    return (int(rows[0][0]), str(rows[0][1])) if len(rows) == 1 else (-1, "")
+
+
+def closing_problem(db: sqlite3.Connection) -> str:
+    """Say how a run differs from the record that closes it; empty where it does not."""
+    if stray := _stray_row(db):
+        return stray
+    last, _ = last_head(db)
+    closed, written = written_closing(db)
+    if not written:
+        return "its closing record is missing" if newest_round(db) >= 0 else ""
+    if closed != last:
+        return f"its closing record is of round {closed}, and its last head of round {last}"
+    if written != closing_hash(db):
+        return "its facts, its checkpoints or how its rules ended are not as its closing record says"
+    newest = newest_round(db)
+    if newest > last and finished(db):
+        return f"round {newest} stands after its end, which is round {last}"
+    return ""
+
+
+def _stray_row(db: sqlite3.Connection) -> str:
+    """Name a table with a row of no round or of no rule: no head is of such a row, so that nothing else finds it."""
+    for name, columns in declared().items():
+        if "round" not in columns or name == "closing":
+            continue
+        wrong = f"{_NO_ROUND} OR {_NO_RULE}" if "federation" in columns else _NO_ROUND
+        if db.execute(f"SELECT 1 FROM {name} WHERE {wrong} LIMIT 1").fetchone():
+            return f"the table {name} has a row of a round or of a rule that the run never had"
+    return ""
+
+
+def newest_round(db: sqlite3.Connection) -> int:
+    """Return the newest round that any table of a run has rows of; -1 where there is none."""
+    tables = (name for name, columns in declared().items() if "round" in columns)
+    return max(int(db.execute(_NEWEST.format(name)).fetchone()[0]) for name in tables)
+
+
+def finished(db: sqlite3.Connection) -> bool:
+    """Whether a run says that it is at its end; else rounds may follow its last checkpoint."""
+    return fact(db, "status") == "finished"
+
+
+def checksum(content: bytes, states: str) -> str:
+    """Return the SHA-256 of a checkpoint's file and its states together."""
+    return hashlib.sha256(content + b"\0" + states.encode()).hexdigest()
+
+
+def file_problem(db: sqlite3.Connection, folder: Path) -> str:
+    """Say which checkpoint's file is not the one that was written; empty where all are."""
+    rows = db.execute("SELECT file, states, size, checksum FROM checkpoints ORDER BY round").fetchall()
+    for name, states, size, wanted in rows:
+        if not files.CHECKPOINT_NAME.fullmatch(str(name)):
+            return f"{brief(name)} is no name of a checkpoint"
+        path = folder / files.CHECKPOINTS / name
+        try:
+            content = files.read_bytes(path, longest=size)
+        except UserError as error:
+            return str(error)
+        except OSError as error:
+            return f"{path}: not a readable checkpoint: {error.strerror}"
+        if checksum(content, str(states)) != wanted:
+            return f"{path}: not the checkpoint that was written: its checksum differs"
+    return ""

@@ -12,8 +12,8 @@ from typing import Literal, TypedDict, cast
 
 from steelyard.base.errors import UserError
 from steelyard.base.files import DATABASE
-from steelyard.runs.closing import closing_problem
 from steelyard.runs.database import NEWEST, Reader, Unreadable, reading
+from steelyard.runs.facts import closing_problem
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
 DEPTH = 4

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import json
 import os
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -29,7 +27,7 @@ from steelyard.base.errors import UserError, path_of
 from steelyard.messages.updates import Counts, Floats
 from steelyard.rounds.plan import RoundValues
 from steelyard.runs.chain import Checked, check
-from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, as_table, ranked, sampled, unpack
+from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, read_cohorts, read_scores, read_tested, sampled, unpack
 from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.schema import declared
@@ -98,8 +96,6 @@ Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 _ROUNDS = tuple(declared()["rounds"])[2:]
-_UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
-_EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
 _AFTER = "WHERE round > ? ORDER BY federation, round"
 _OF_ONE_AFTER = "WHERE federation = ? AND round > ? ORDER BY round"
 _LISTENING = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
@@ -111,11 +107,6 @@ LOOKED_AT = 200_000
 """Entries (a round and a client) of one rule and seed that those who draw a run look at, about."""
 _ASKED = 10_000
 """Rounds that one question to SQLite names; it allows some more."""
-
-
-def _check_ascending(rounds: Sequence[int]) -> None:
-    if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise ValueError("rounds come twice, or out of order")
 
 
 def at_once(asks: Callable[Concatenate[Run, Given], Answer]) -> Callable[Concatenate[Run, Given], Answer]:
@@ -237,14 +228,12 @@ class History:
         return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
 
     @cached_property
-    def _keys(self) -> dict[tuple[str, int], tuple[int, tuple[str, ...]]]:
-        """Return the number and the criteria of each federation, by rule and seed; they never change in a run."""
+    def _keys(self) -> dict[tuple[str, int], int]:
+        """Return the number of each federation, by rule and seed; they never change in a run."""
         with reading(self.folder) as connection:
-            names = connection.federations()
-            texts = dict(connection.rows("federations", ("id", "settings")))
-        return {who: (key, tuple(json.loads(texts[key])["criteria"])) for key, who in names.items()}
+            return {who: key for key, who in connection.federations().items()}
 
-    def _federation(self, rule: str, seed: int) -> tuple[int, tuple[str, ...]]:
+    def _federation(self, rule: str, seed: int) -> int:
         found = self._keys.get((rule, seed))
         if found is None:
             raise UserError(f"{self.folder}: no rule '{rule}' with seed {seed} in this run")
@@ -322,17 +311,10 @@ class History:
 
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
         """Return what the clients of one federation sent and were given in the rounds after one, as arrays."""
-        key, criteria = self._federation(rule, seed)
-        columns = self._columns("updates", _UPDATES, key, after)
-        try:
-            clients, round, client, order, counts = self._who(columns[0], columns[1])
-            numbers = [unpack(column, counts)[order] for column in columns[3:7]]
-            samples = unpack(columns[2], counts, WHOLE)[order]
-            raw, normalised = (unpack(column, counts, width=len(criteria))[order] for column in columns[7:])
-        except ValueError as error:
-            raise unreadable(self.folder, f"updates of {rule}, seed {seed}: {error}") from error
-        size, loss, score, weight = numbers
-        return Cohorts(clients, criteria, round, client, samples, loss, score, weight, size, raw, normalised)
+        key = self._federation(rule, seed)
+        where, more = (_SPACED, (self.every, key)) if self.every > 1 else (_OF_ONE_AFTER, ())
+        with reading(self.folder) as connection:
+            return read_cohorts(connection, key, where, after, *more)
 
     def spaced(self, most: int = LOOKED_AT) -> History:
         """Return the history of a long run with what single clients sent in some rounds, evenly spaced, and the last.
@@ -359,32 +341,6 @@ class History:
         gap = kept[-1] - kept[-2] if len(kept) > 1 else 1
         return gap * -(-entries // (most * gap))
 
-    def _columns(self, table: str, names: Sequence[str], key: int, after: int) -> list[tuple[Any, ...]]:
-        """Return what a table holds of a federation's rounds after one, in order, a tuple for each column."""
-        spaced = table == "updates" and self.every > 1
-        where, more = (_SPACED, (self.every, key)) if spaced else (_OF_ONE_AFTER, ())
-        rows = self._rows(table, names, where, key, after, *more)
-        return list(zip(*rows, strict=True)) or [()] * len(names)
-
-    def _who(
-        self, rounds: tuple[int, ...], blobs: tuple[bytes, ...]
-    ) -> tuple[tuple[str, ...], Counts, Counts, Counts | slice, list[int]]:
-        """Return names, round and name's index of each entry in order, that order, and the entries of each round."""
-        _check_ascending(rounds)
-        counts = [len(blob) // 4 for blob in blobs]
-        # Where the same clients come in every round, one look at them is enough.
-        again = len(blobs) if len(set(blobs)) == 1 else 1
-        few = len(blobs) // again
-        keys = unpack(blobs[:few], counts[:few], KEYS).astype(np.int64)
-        round = np.repeat(np.array(rounds, dtype=np.int64), counts)
-        # After the columns: a round that was written meanwhile may bring names, never take one away.
-        clients, client = ranked(keys, dict(self._rows("clients", ("id", "name"))))
-        client = np.tile(client, again)
-        # A run writes clients in ascending order: then a long history needs no sorting.
-        sorted_already = bool(((np.diff(client) > 0) | (np.diff(round) > 0)).all())
-        order = slice(None) if sorted_already else np.lexsort((client, round))
-        return clients, round[order], client[order], order, counts
-
     @cached_property
     def listening(self) -> pd.DataFrame:
         """How clients weighed each other's models for themselves: rule, seed, round, client, hears, weight."""
@@ -392,7 +348,7 @@ class History:
 
         names = dict(self._rows("clients", ("id", "name")))
         parts: list[tuple[str, int, int, list[str], Floats]] = []
-        for (rule, seed), (federation, _) in self._keys.items():
+        for (rule, seed), federation in self._keys.items():
             rows = self._rows("updates", ("round", "clients", "listening"), _LISTENING, federation)
             for round, clients, blob in rows:
                 count = len(clients) // 4
@@ -413,7 +369,7 @@ class History:
 
         None before any client was weighed. Only that round is read.
         """
-        for (rule, seed), (key, _) in self._keys.items():
+        for (rule, seed), key in self._keys.items():
             # Not simply the newest round: a store may keep single clients each k rounds only.
             for (round,) in self._rows("updates", ("round",), NEWEST, key):
                 found = self.cohorts(rule, seed, after=round - 1)
@@ -426,35 +382,13 @@ class History:
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client in the rounds after one, as arrays."""
-        key, _ = self._federation(rule, seed)
-        return self._tests_of(rule, seed, self._columns("evaluations", _EVALUATIONS, key, after))
-
-    def _tests_of(self, rule: str, seed: int, columns: Sequence[tuple[Any, ...]]) -> Tested:
-        try:
-            clients, round, client, order, counts = self._who(columns[0], columns[1])
-            samples = unpack(columns[2], counts, WHOLE)[order]
-            score, loss = (unpack(column, counts)[order] for column in columns[3:5])
-            metrics = self._metrics(columns[5], columns[6], counts)
-        except ValueError as error:
-            raise unreadable(self.folder, f"evaluations of {rule}, seed {seed}: {error}") from error
-        further = {name: values[order] for name, values in metrics.items()}
-        return Tested(clients, round, client, samples, score, loss, further)
-
-    def _metrics(self, texts: tuple[str, ...], blobs: tuple[bytes | None, ...], counts: list[int]) -> dict[str, Floats]:
-        found: dict[str, Floats] = {}
-        begin, total = 0, sum(counts)
-        for text, blob, count in zip(texts, blobs, counts, strict=True):
-            names: list[str] = json.loads(text) if text != "[]" else []
-            if names:
-                figures = unpack([blob], [count], width=len(names)).reshape(len(names), count)
-                for name, values in zip(names, figures, strict=True):
-                    found.setdefault(name, np.full(total, np.nan))[begin : begin + count] = values
-            begin += count
-        return found
+        key = self._federation(rule, seed)
+        with reading(self.folder) as connection:
+            return read_tested(connection, key, _OF_ONE_AFTER, after)
 
     def tested_at(self, rule: str, seed: int, most: int) -> Tested:
         """Return `tested` without round 0; of a long run some rounds, evenly spaced, about `most` entries."""
-        key, _ = self._federation(rule, seed)
+        key = self._federation(rule, seed)
         rounds = [round for (round,) in self._rows("evaluations", ("round",), _OF_ONE_AFTER, key, 0)]
         last = len(self.tested(rule, seed, rounds[-1] - 1).round) if rounds else 0
         if last * len(rounds) <= most:
@@ -462,30 +396,18 @@ class History:
         limit = min(_ASKED, max(2, most // last))
         some = tuple(rounds[at] for at in sampled(len(rounds), limit))
         where = f"WHERE federation = ? AND round IN ({', '.join('?' * len(some))}) ORDER BY round"
-        rows = self._rows("evaluations", _EVALUATIONS, where, key, *some)
-        return self._tests_of(rule, seed, list(zip(*rows, strict=True)))
+        with reading(self.folder) as connection:
+            return read_tested(connection, key, where, *some)
 
     def scores(self, rule: str, seed: int, after: int = 0) -> tuple[Counts, Floats]:
         """Return (rounds, local scores [rounds, clients]) of one federation, round 0 left out unless after = -1."""
-        key, _ = self._federation(rule, seed)
-        rounds, who, blobs = self._columns("evaluations", ("round", "clients", "score"), key, after)
-        try:
-            if len(set(who)) == 1:
-                # The same clients in every round: one look at them is enough, and much faster in a long history.
-                _check_ascending(rounds)
-                clients, _, _, order, counts = self._who(rounds[:1], who[:1])
-                if counts == [len(clients)]:
-                    table = unpack(blobs, counts * len(rounds)).reshape(len(rounds), len(clients))
-                    return np.array(rounds, dtype=np.int64), table[:, order]
-            clients, round, client, order, counts = self._who(rounds, who)
-            score = unpack(blobs, counts)[order]
-        except ValueError as error:
-            raise unreadable(self.folder, f"evaluations of {rule}, seed {seed}: {error}") from error
-        return as_table(round, client, len(clients), score)
+        key = self._federation(rule, seed)
+        with reading(self.folder) as connection:
+            return read_scores(connection, key, _OF_ONE_AFTER, after)
 
     def hits(self, rule: str, seed: int) -> NDArray[np.bool_] | None:
         """Return right or wrong for every test sample in the last detailed round, or None when none was recorded."""
-        key, _ = self._federation(rule, seed)
+        key = self._federation(rule, seed)
         rows = self._rows("samples", ("hits", "count"), NEWEST, key)
         if not rows:
             return None

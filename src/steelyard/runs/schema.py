@@ -124,7 +124,7 @@ CREATE TABLE IF NOT EXISTS checkpoints (
     checksum TEXT NOT NULL,      -- SHA-256 of the file and the states
     head TEXT NOT NULL           -- of the chain, after this round
 );
-CREATE TABLE IF NOT EXISTS closing (                 -- the record that closes the chain (runs/closing.py); one row
+CREATE TABLE IF NOT EXISTS closing (                 -- the record that closes the chain (runs/facts.py); one row
     round INTEGER PRIMARY KEY,   -- of the last head; -1 before the first
     hash TEXT NOT NULL,          -- SHA-256 of the record
     key TEXT, signature BLOB     -- of the server, over the hash; NULL: it has no key

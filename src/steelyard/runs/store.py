@@ -26,11 +26,10 @@ from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.checkpoint import FOLDER, TensorFiles
-from steelyard.runs.closing import closing_problem, facts_hash, write_closing
 from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
-from steelyard.runs.facts import RunFacts, fact
+from steelyard.runs.facts import RunFacts, closing_problem, fact, facts_hash, write_closing
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.signatures import bad_signature
