@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
@@ -14,6 +14,10 @@ from steelyard.base.settings import Section, explain
 from steelyard.clients.protocol import Clients
 from steelyard.privacy.settings import FEWEST
 from steelyard.proof.signing import SERVER, Keys
+
+if TYPE_CHECKING:
+    # Only for annotations, for speed of start.
+    from steelyard.data.site_sums import SiteSums
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
@@ -73,6 +77,9 @@ class Terms(Section):
     """How often clients here train within 24 hours, whoever asks; `state` remembers it."""
     questions_per_day: int | None = Field(default=None, ge=1)
     """How many models are tested here within 24 hours."""
+    statistics: Literal["no", "sums", "findings"] | None = None
+    """What a server may know of the columns before round 1. "no", the default: nothing; "sums": of each column how many
+    cells, mean and deviation, so that sites agree on scales; "findings": these, and what seems wrong in comparison."""
 
 
 class NodeConfig(Terms):
@@ -179,6 +186,9 @@ class NodeConfig(Terms):
             raise ValueError(
                 'epsilon: given without state, the folder of the ledger; allowed: both, as in state="state"'
             )
+        if self.require and self.statistics not in (None, "no"):
+            got = f"got '{self.statistics}' with require, whose noise and sums do not cover them"
+            raise ValueError(f'statistics: {got}; allowed: "no"')
         self._refuse_idle()
         return self
 
@@ -218,7 +228,10 @@ class NodeConfig(Terms):
     def terms(self) -> Terms:
         """The owner's limits, with the defaults of those that a promise needs."""
         own = {name: value for name in Terms.model_fields if (value := getattr(self, name)) is not None}
-        return Terms.model_validate(({"least_cohort": FEWEST, "largest_weight": 2.0} if self.hides else {}) | own)
+        usual: dict[str, Any] = {"least_cohort": FEWEST, "largest_weight": 2.0} if self.hides else {}
+        if self.trusts:
+            usual["statistics"] = "findings"
+        return Terms.model_validate(usual | own)
 
     def peer_keys(self) -> set[str]:
         """Return the public keys of the nodes that vouch for clients; the server's is none of them."""
@@ -308,3 +321,5 @@ class NodeClients:
     """What a server without data must know to make the first model, such as the shape of a sample."""
     notes: tuple[str, ...] = ()
     """What the owner of the node should know, one line each."""
+    sums: SiteSums | None = None
+    """What may be told of the columns of its training rows; None where the data are no table."""

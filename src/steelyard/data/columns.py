@@ -150,7 +150,8 @@ def _kept_rows(
 def _raw(columns: dict[str, InputColumn], settings: Csv, kept: NDArray[np.int64]) -> RawColumns:
     numbers, flags = side_by_side(columns, settings.indicators)
     filled = "zero" if settings.missing == "zero" else "mean"
-    return RawColumns(numbers[kept], flags[kept], settings.normalise, filled)
+    names = tuple(name for name, column in columns.items() if column.numbers is not None)
+    return RawColumns(numbers[kept], flags[kept], settings.normalise, filled, names, settings.scales)
 
 
 def side_by_side(

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, brief
 from steelyard.data.preparation import Preparation, Scale, Target, Values
+from steelyard.data.site_sums import SiteSums
 from steelyard.data.sources.source import FurtherTask, TaskKind
 from steelyard.learning.augmentation import Augmentation
 
@@ -34,20 +35,35 @@ class RawColumns:
     """Rows × 0/1 columns, from categories and missing cells; they stay as they are."""
     normalise: Literal["unit", "standard", "client"]
     missing: Literal["mean", "zero"]
+    names: tuple[str, ...] = ()
+    """Of the columns of numbers."""
+    agreed: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """Mean and deviation of columns that are not measured here."""
 
     def of_rows(self, rows: Rows) -> RawColumns:
         """Return some rows of it."""
-        return RawColumns(self.numbers[rows], self.flags[rows], self.normalise, self.missing)
+        return replace(self, numbers=self.numbers[rows], flags=self.flags[rows])
 
     def scale(self, train: Rows) -> Scale:
-        """Return what fills and scales numbers, by what the cells of the rows `train` say."""
-        return Scale.of(self.numbers[train], self.missing, scaled=self.normalise != "unit")
+        """Return what fills and scales numbers, by what the cells of the rows `train` say, or as it was agreed."""
+        found = Scale.of(self.numbers[train], self.missing, scaled=self.normalise != "unit")
+        if not self.agreed:
+            return found
+        measured = zip(self.names, zip(found.mean, found.deviation, strict=True), strict=True)
+        mean, deviation = zip(*(self.agreed.get(name, own) for name, own in measured), strict=True)
+        fill = found.fill if self.missing == "zero" else list(mean)
+        return Scale(fill=fill, mean=list(mean), deviation=list(deviation))
 
     def ranges(self, train: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the least and the largest number of each column in the rows `train`; NaN where there is none."""
         seen, nothing = self.numbers[train], np.full((1, self.numbers.shape[1]), np.nan)
         ends = np.concatenate([seen, nothing])
         return np.fmin.reduce(ends, axis=0), np.fmax.reduce(ends, axis=0)
+
+    def sums(self, train: Rows, least: int) -> SiteSums:
+        """Return what may be told of these rows; an empty cell is 0 where it is filled so."""
+        seen = self.numbers[train]
+        return SiteSums.of(self.names, np.nan_to_num(seen) if self.missing == "zero" else seen, least)
 
     def features(self, numbers: NDArray[np.float64]) -> torch.Tensor:
         """Return these numbers before the 0/1 columns."""

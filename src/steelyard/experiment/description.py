@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.data.site_sums import SiteSums
 
 
 class FederationSettings(WeighingSettings):
@@ -190,6 +191,15 @@ class Kind(Section):
 
     def check_federated(self) -> None:
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there are columns on whose scales sites should agree before the first round."""
+        return False
+
+    def agreed(self, together: SiteSums) -> dict[str, Any]:
+        """Return the fields that follow from what the sites have together, by dotted name."""
+        return {}
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return what this experiment itself says of the data that nodes hold; what it leaves open, most nodes say."""
@@ -431,6 +441,14 @@ class Description(Kind):
             document["algorithm"] = document["weighing"].pop("algorithm", None) or AlgorithmSettings()
             document["beside"] = dict(rest)
         return validated(type(self), document, where)
+
+    @property
+    def refuses_statistics(self) -> str:
+        """Why nodes tell nothing of their columns all the same; empty where they may."""
+        privacy = self.privacy
+        if privacy is None or not (privacy.aggregation or privacy.central or privacy.local):
+            return ""
+        return "[privacy] covers single clients, and neither its noise nor its sums can cover what is told of columns"
 
     @property
     def validation_field(self) -> str:

@@ -7,7 +7,7 @@ training imports torch; only what hides updates needs the libraries that do it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import SerializeAsAny, model_validator
 
@@ -18,6 +18,8 @@ from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
+from steelyard.data.site_sums import SiteSums, scales
+from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.source import Memory
 from steelyard.experiment.checks import check_cohorts, check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description, FederationSettings
@@ -297,6 +299,15 @@ class LearningDescription(Description):
             {} if classes is None or self._task in ("segmentation", "multi-label") else {"classes": classes}
         )
         return known if shape is None else {**known, "features": list(shape)}
+
+    @property
+    def agrees(self) -> bool:
+        """Whether a table's columns are scaled over all clients, by no scales that the experiment says."""
+        return isinstance(self.data, Csv) and self.data.normalise == "standard" and not self.data.scales
+
+    def agreed(self, together: SiteSums) -> dict[str, Any]:
+        """Return the scale of each column."""
+        return {"data.scales": scales(together)} if self.agrees else {}
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""

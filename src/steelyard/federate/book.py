@@ -148,12 +148,12 @@ class Asked(BaseModel, extra="forbid", frozen=True, strict=True):
     """Work that a node was asked for and agreed to do."""
 
     time: str
-    what: Literal["round", "question"]
+    what: Literal["round", "question", "statistics"]
     run: str
     federation: str
     round: int
     count: int
-    """How many clients train, or how many models are tested."""
+    """How many clients train, how many models are tested, or how many columns are told of."""
 
 
 def take_part(config: NodeConfig, what: Literal["round", "question"], asked: Task | Question, run: str) -> None:
@@ -171,13 +171,27 @@ def take_part(config: NodeConfig, what: Literal["round", "question"], asked: Tas
         federation=ledger_name(asked.federation), round=asked.round, count=count,
     )  # fmt: skip
     words = f"{what} {line.round} of {in_words(line.federation)}, run {line.run}"
+    if config.state is not None and most is not None:
+        journal = Journal(config.state / ASKED, private=True)
+        if (done := _since(journal, what, now - timedelta(days=1))) + weight > most:
+            raise NotAllowed(f"{key}: {done} in the last 24 hours and {weight} more; allowed: {most}")
+    _keep_asked(config, line)
+    _log.info(f"takes part: {words}, {count} {'clients' if what == 'round' else 'models'}")
+
+
+def tell(config: NodeConfig, what: str, columns: int, run: str) -> None:
+    """Write down and log what leaves of a node's columns before the first round; only then may it leave."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    line = Asked(time=now, what="statistics", run=ledger_name(run), federation="", round=0, count=columns)
+    _keep_asked(config, line)
+    _log.info(f"statistics: tells run {line.run} {what}")
+
+
+def _keep_asked(config: NodeConfig, line: Asked) -> None:
     if config.state is not None:
         journal = Journal(config.state / ASKED, private=True)
-        if most is not None and (done := _since(journal, what, now - timedelta(days=1))) + weight > most:
-            raise NotAllowed(f"{key}: {done} in the last 24 hours and {weight} more; allowed: {most}")
         with told_as(f"node config state: {journal.path} cannot be written, so nothing is answered", _ROOM):
             journal.append([line.model_dump_json()])
-    _log.info(f"takes part: {words}, {count} {'clients' if what == 'round' else 'models'}")
 
 
 def _since(journal: Journal, what: str, begin: datetime) -> int:

@@ -30,7 +30,7 @@ from steelyard.base.errors import UserError, brief, in_words, listed, told_as
 from steelyard.base.files import owners_only
 from steelyard.base.logs import logger, show
 from steelyard.base.usercode import NotAllowed, only
-from steelyard.clients.flower import tasks, wire
+from steelyard.clients.flower import survey, tasks, wire
 from steelyard.clients.flower.hidden_messages import (
     Bytes,
     HideForm,
@@ -40,7 +40,16 @@ from steelyard.clients.flower.hidden_messages import (
     RoundForm,
     ShareForm,
 )
-from steelyard.clients.flower.wire import AskForm, HeadsForm, IntroductionForm, Refused, TaskForm, read_array, tensor
+from steelyard.clients.flower.wire import (
+    AskForm,
+    HeadsForm,
+    IntroductionForm,
+    Refused,
+    StatisticsForm,
+    TaskForm,
+    read_array,
+    tensor,
+)
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Noise, Sending, SendingClients, Step, in_order
 from steelyard.experiment.description import Description
@@ -331,6 +340,23 @@ def _heads(message: Message, context: Context) -> RecordDict:
     return on_this_node(context, work, form.seconds)
 
 
+def _statistics(message: Message, context: Context) -> RecordDict:
+    form = StatisticsForm.read(wire.split(message.content)[0])
+
+    def work(config: NodeConfig) -> RecordDict:
+        experiment, node = node_clients(form.experiment, config)
+        if config.terms.statistics in (None, "no"):
+            raise NotAllowed("statistics: this node's owner lets nobody know any; allowed: training")
+        if reason := experiment.refuses_statistics:
+            raise NotAllowed(f"statistics: {reason}; allowed: training")
+        if node.sums is None or not experiment.agrees:
+            raise NotAllowed("statistics: this experiment scales no columns over all nodes; allowed: training")
+        book.tell(config, survey.words(node.sums), len(node.sums.columns), form.run)
+        return survey.write_sums(node.sums)
+
+    return on_this_node(context, work, form.seconds)
+
+
 def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
     """Refuse a task whose answer would disclose more than the owner allows; return what writes it down."""
     ledger = NodeLedger.of(config)
@@ -418,6 +444,12 @@ def introduce(message: Message, context: Context) -> Message:
 def heads(message: Message, context: Context) -> Message:
     """Keep what the server's signed heads say of this node."""
     return Message(_heads(message, context), reply_to=message)
+
+
+@app.query("statistics")
+def statistics(message: Message, context: Context) -> Message:
+    """Tell of this node's columns what its owner allows."""
+    return Message(_statistics(message, context), reply_to=message)
 
 
 @app.train("task")

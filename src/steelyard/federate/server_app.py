@@ -20,7 +20,9 @@ from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_grid import HiddenClients
 from steelyard.clients.flower.mailbox import RunStopped
 from steelyard.clients.flower.register import REGISTER, RegisterFile
+from steelyard.clients.flower.wire import most_counted
 from steelyard.clients.protocol import Clients, Server
+from steelyard.data.site_sums import pooled
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.node_rules import held_to
@@ -77,17 +79,21 @@ def _assembly(
     grid: Grid, experiment: Description, run_name: str, *, resumed: bool = False
 ) -> Callable[[], tuple[Clients, Server]]:
     def assemble() -> tuple[Clients, Server]:
-        clients = clients_behind(grid, experiment, run_name)
+        clients = clients_behind(grid, experiment, run_name, survey=not resumed)
         if resumed and clients.terms:
             asked = ", ".join(f"{name} = {value:g}" for name, value in clients.terms.items())
             raise UserError(f"terms of the nodes: {asked} now, and the run began without; allowed: a new run")
-        return clients, experiment.at_server(clients.roster.about)
+        held = experiment.changed(clients.terms) if clients.terms else experiment
+        return clients, held.at_server(clients.roster.about)
 
     return assemble
 
 
-def clients_behind(grid: Grid, experiment: Description, run_name: str) -> FlowerClients:
-    """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for."""
+def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey: bool = False) -> FlowerClients:
+    """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for.
+
+    `survey` asks them first what their columns hold, and has them agree on scales.
+    """
     refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
     file = os.environ.get(REGISTER)
     experiment.check_federated()
@@ -107,13 +113,32 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
     _log.info(f"waiting for {experiment.federate.nodes} nodes")
     clients.wait()
     _log.info(f"{clients.roster.nodes} nodes, {len(clients.roster.registered)} clients")
-    if terms := held_to(experiment, clients.roster.terms, len(clients.roster.registered)):
+    terms = held_to(experiment, clients.roster.terms, len(clients.roster.registered))
+    if terms:
         _log.info(f"terms of the nodes: {', '.join(f'{name} = {value:g}' for name, value in terms.items())}")
-        held = experiment.changed(terms, where="terms of the nodes")
-        clients.hold_to(terms, experiment_text(held))
+    if changes := terms | (agreed(clients, experiment) if survey else {}):
+        held = experiment.changed(changes, where="terms of the nodes")
+        clients.hold_to(changes, experiment_text(held))
         if isinstance(clients, HiddenClients) and held.privacy is not None and held.privacy.aggregation is not None:
             clients.aggregation = held.privacy.aggregation
     return clients
+
+
+def agreed(clients: FlowerClients, experiment: Description) -> dict[str, Any]:
+    """Return the fields that the sites agree on by what their owners let them tell; two sites must tell something."""
+    if not experiment.agrees:
+        return {}
+    told = [] if experiment.refuses_statistics else clients.survey()
+    if len(told) < 2:
+        why = experiment.refuses_statistics or f"{len(told)} nodes tell of their columns (statistics), two are needed"
+        clients.roster.note(f"data.normalise: {why}; each node scales by its own rows")
+        return {}
+    cells = [int(one.sums.present.max(initial=0)) for one in told]
+    most = most_counted(cells, clients.settings.test_bound)
+    fields = experiment.agreed(pooled([one.sums.at_most(most) for one in told]))
+    for name, found in fields.items():
+        _log.info(f"{name}: {len(found)} columns, agreed by {len(told)} nodes")
+    return fields
 
 
 def _further(experiment: Description) -> set[str]:

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     import torch
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
 TRAIN = "train.task"
 EVALUATE = "evaluate.question"
 HEADS = "query.heads"
+STATISTICS = "query.statistics"
 """The messages that a server sends, by Flower's message type; those of hidden updates are in `hidden_messages`."""
 
 
@@ -149,6 +150,20 @@ class HeadsForm(Form):
     run: str
     proofs: list[Proof]
     seconds: float
+
+
+class StatisticsForm(Form):
+    """The server asks a node, before the first round, what its owner lets it tell of its columns; it names none."""
+
+    run: str
+    experiment: str
+    seconds: float
+
+
+class SumsForm(Form):
+    """A node's answer: its columns of numbers; how many cells, means and deviations are in the arrays beside it."""
+
+    columns: list[str]
 
 
 class SignedForm(BaseModel, extra="forbid", frozen=True, strict=True):

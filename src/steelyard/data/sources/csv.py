@@ -29,6 +29,9 @@ class Csv(FileSource, named="csv"):
     normalise: Literal["unit", "standard", "client"] = "client"
     """client: each client by its own training rows, so that nothing is shared; standard: mean 0 and standard deviation
     1 per column, measured on the training rows of all clients; unit: numbers as they are."""
+    scales: dict[str, tuple[float, Annotated[float, Field(gt=0)]]] = Field(default_factory=dict)
+    """standard: mean and standard deviation of a column, column = [mean, deviation], in place of those that are
+    measured. Across machines the sites agree on them before round 1, as far as their owners allow."""
     labels: str
     """The column that is to be predicted."""
     owner: str | None = None
@@ -80,6 +83,8 @@ class Csv(FileSource, named="csv"):
         if (self.path is None) == (not self.files):
             got = "nothing" if self.path is None else "some together with path"
             raise ValueError(f"files: got {got}; allowed: one of the two, a table or a folder as path, or files")
+        if self.scales and self.normalise != "standard":
+            raise ValueError(f"scales: got some with normalise '{self.normalise}'; allowed with: standard")
         if self.positive_above is not None and self.task != "classes":
             raise ValueError(
                 f"positive_above: got {self.positive_above} with task '{self.task}'; allowed with: classes"

@@ -1,0 +1,221 @@
+"""What sites tell of their columns before round 1, over the two real apps: agreed scales, owners' rules, liars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Message, RecordDict
+from tests import kit
+from tests.clients.flower.flower_fakes import FakeGrid, changed_answer, crowd
+from tests.federate.small_experiment import assert_same_weights, node
+from tests.kit import assert_refused
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.flower.survey import read_sums, write_sums
+from steelyard.clients.flower.wire import STATISTICS, IntroductionForm, StatisticsForm
+from steelyard.clients.node import NodeConfig, Terms
+from steelyard.data.site_sums import SiteSums, scales
+from steelyard.experiment.loading import build, read_experiment
+from steelyard.experiment.running import run
+from steelyard.federate.app_folder import experiment_text
+from steelyard.federate.book import ASKED
+from steelyard.federate.client_app import NodeFault
+from steelyard.federate.server_app import agreed, clients_behind, federate
+from steelyard.runs.history import History
+
+SITES = ("north", "south", "west")
+READING = {"source": "csv", "labels": "y", "owner": "site", "held_out": "part", "classes": 2}
+EXPERIMENT: dict[str, Any] = {
+    "data": {**READING, "path": "own.csv", "normalise": "standard"},
+    "partition": {"scheme": "given", "test": "held-out"},
+    "model": {"name": "logistic"},
+    "training": {"batch_size": "full", "learning_rate": 0.1},
+    "rounds": {"count": 2, "fraction": 1.0},
+    "federate": {"nodes": 3, "timeout": 60.0},
+}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites of unequal size, centre and spread, each its own file, and one of all of them."""
+    folder, rng = tmp_path_factory.mktemp("sites"), np.random.default_rng(4)
+    parts: list[pd.DataFrame] = []
+    for number, site in enumerate(SITES):
+        rows = 60 + 30 * number
+        age, dose = rng.normal(40 + 9 * number, 4 + number, rows), rng.lognormal(number, 0.5, rows)
+        label = (age + dose > np.median(age + dose)).astype(int)
+        part = np.where(np.arange(rows) % 4 == 0, "test", "train")
+        parts.append(pd.DataFrame({"site": site, "age": age, "dose": dose, "y": label, "part": part}))
+        parts[-1].to_csv(folder / f"{site}.csv", index=False)
+    pd.concat(parts).to_csv(folder / "all.csv", index=False)
+    return folder
+
+
+Sites = Callable[..., FakeGrid]
+
+
+@pytest.fixture
+def sites(tables: Path, tmp_path: Path) -> Sites:
+    """Return nodes with files of their own, by their owners' terms of statistics."""
+
+    def made(*terms: str, **more: Any) -> FakeGrid:
+        nodes: dict[int, Any] = {}
+        for number, (site, term) in enumerate(zip(SITES, terms, strict=True)):
+            data = {**READING, "path": str(tables / f"{site}.csv")}
+            config = {"client": site, "data": data, "statistics": term, "allow": "", "state": str(tmp_path / site)}
+            nodes[40 + number] = node({**config, **more}, {}, fresh=True)
+        return FakeGrid(nodes)
+
+    return made
+
+
+def federated(grid: FakeGrid, folder: Path, **sections: Any) -> History:
+    document = {**EXPERIMENT, **sections}
+    config = {"experiment": experiment_text(build(document)), "set": "", "out": str(folder)}
+    return History(federate(grid, config, "5"))  # type: ignore[arg-type]
+
+
+def surveyed(grid: FakeGrid, **sections: Any) -> tuple[FlowerClients, dict[str, Any]]:
+    """Ask what is asked before round 1; returns the clients, and the fields that the sites agree on."""
+    experiment = build(kit.changed(EXPERIMENT, **sections))
+    clients = clients_behind(grid, experiment, "5")  # type: ignore[arg-type]
+    return clients, agreed(clients, experiment)
+
+
+def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tables: Path, tmp_path: Path) -> None:
+    whole = {**EXPERIMENT, "data": {**EXPERIMENT["data"], "path": str(tables / "all.csv")}}
+    run(build(whole), out=tmp_path / "simulated")
+    found = federated(sites("sums", "findings", "sums"), tmp_path / "federated")
+    assert_same_weights(tmp_path / "simulated", tmp_path / "federated", 1e-4, 1e-5)
+    assert found.facts.others["federation_notes"] == ""
+    train = pd.read_csv(tables / "all.csv").query("part == 'train'")
+    scales = read_experiment(tmp_path / "federated").model_dump()["data"]["scales"]
+    for name in ("age", "dose"):
+        assert scales[name] == pytest.approx([train[name].mean(), train[name].std(ddof=0)])
+    asked = (tmp_path / "north" / ASKED).read_text().splitlines()
+    assert '"what":"statistics","run":"5"' in asked[0]
+    assert sum('"statistics"' in line for line in asked) == 1
+
+
+def test_a_site_that_tells_nothing_is_scaled_by_what_the_others_agreed(sites: Sites, tables: Path) -> None:
+    clients, held = surveyed(sites("sums", "no", "sums"))
+    train = pd.concat([pd.read_csv(tables / f"{site}.csv") for site in ("north", "west")]).query("part == 'train'")
+    assert held["data.scales"]["age"] == pytest.approx([train["age"].mean(), train["age"].std(ddof=0)])
+    assert clients.notes == ["statistics of south: not told, as the owner says; the run goes on without"]
+
+
+def test_where_fewer_than_two_sites_tell_each_scales_alone_and_the_run_says_so(sites: Sites) -> None:
+    clients, held = surveyed(sites("no", "no", "sums"))
+    assert (held, "each node scales by its own rows" in clients.notes[-1]) == ({}, True)
+
+
+HONEST = SiteSums(("age", "dose"), np.array([50, 50]), np.array([40.0, 2.0]), np.array([9.0, 1.0]))
+LIES: dict[str, Any] = {
+    "NaN": {"mean": np.array([np.nan, 1.0])},
+    "infinite": {"deviation": np.array([np.inf, 1.0])},
+    "beyond all": {"mean": np.array([1e300, 1.0])},
+    "negative": {"deviation": np.array([-1.0, 1.0])},
+    "tiny": {"deviation": np.array([1e-200, 1.0])},
+    "more rows than there are": {"present": np.array([1 << 62, 50])},
+    "fewer than none": {"present": np.array([-5, 50])},
+    "another shape": {"mean": np.zeros((2, 2))},
+    "another type": {"present": np.array([50.0, 50.0])},
+    "too short": {"mean": np.zeros(1)},
+    "twice": {"columns": ["age", "age"]},
+    "no list": {"columns": "age"},
+    "long names": {"columns": ["age", "d" * 10_000]},
+    "other columns": {"columns": ["age", "ssn"]},
+    "10^400": {"columns": ["age", 10**400]},
+}
+
+
+def answering(name: str, answer: RecordDict) -> Callable[[Message], RecordDict]:
+    """A node that lives on nothing but this answer."""
+
+    def reply(message: Message) -> RecordDict:
+        if message.metadata.message_type == STATISTICS:
+            return answer
+        form = IntroductionForm(version="", clients=[name], about={"features": [2]}, terms=Terms(statistics="sums"))
+        return wire.content(form, {})
+
+    return reply
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_no_site_can_have_is_named_and_left_out(lie: str) -> None:
+    arrays = {name: value for name, value in LIES[lie].items() if name != "columns"}
+    form = {name: value for name, value in LIES[lie].items() if name == "columns"}
+    liar = changed_answer(write_sums(HONEST), arrays, **form)
+    honest = [answering(name, write_sums(HONEST)) for name in ("a", "b")]
+    clients = crowd({1: honest[0], 2: honest[1], 3: answering("c", liar)})
+    told = clients.survey()
+    assert [part.clients for part in told] == [("a",), ("b",)]
+    (note,) = clients.notes
+    assert note.startswith("statistics of c: ")
+    assert len(note) < 400
+
+
+def test_a_site_that_claims_a_thousand_times_the_rows_counts_as_three_of_the_median() -> None:
+    large = replace(HONEST, present=HONEST.present * 1000, mean=HONEST.mean + 7)
+    grid = {n: answering(str(n), write_sums(one)) for n, one in enumerate((HONEST, HONEST, large))}
+    document = kit.changed(EXPERIMENT, data={"owner": None, "held_out": None}, partition=None)
+    clients = crowd(grid)
+    found = agreed(clients, build({**document, "partition": {"clients": 3}}))
+    assert found["data.scales"]["age"][0] == pytest.approx(40 + 7 * 3 / 5)
+
+
+def ask(site: Any, **sections: Any) -> RecordDict:
+    """Ask a site as a server may that does not keep to what its experiment is for."""
+    experiment = experiment_text(build(kit.changed(EXPERIMENT, **sections)))
+    form = StatisticsForm(run="x", experiment=experiment, seconds=30)
+    return site(Message(wire.content(form, {}), 40, STATISTICS))
+
+
+def test_a_second_question_is_answered_with_the_same_and_written_down(sites: Sites, tmp_path: Path) -> None:
+    site = sites("sums", "no", "no").nodes[40]
+    first, second = (read_sums(ask(site, rounds={"count": rounds})) for rounds in (1, 2))
+    assert (first.mean.tolist(), first.present.tolist()) == (second.mean.tolist(), second.present.tolist())
+    assert (tmp_path / "north" / ASKED).read_text().count('"what":"statistics"') == 2
+
+
+@pytest.mark.parametrize(
+    ("term", "sections", "line"),
+    [
+        ("no", {}, "NotAllowed: statistics: this node's owner lets nobody know any"),
+        ("sums", {"data": {"normalise": "client"}}, "NotAllowed: statistics: this experiment scales no columns"),
+        ("sums", {"data": {"ignore": ["age"]}}, "NotAllowed: data.ignore: got"),
+        ("sums", {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}}, "[privacy] covers"),
+    ],
+)
+def test_a_node_refuses_what_its_owner_or_the_experiment_does_not_need(
+    sites: Sites, term: str, sections: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(NodeFault) as refused:
+        ask(sites(term, "no", "no").nodes[40], **sections)
+    assert line in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", [0, 3, 20, 55])
+def test_nothing_that_is_told_rests_on_fewer_rows_than_the_owner_allows(missing: int) -> None:
+    cells = np.arange(60.0)
+    cells[:missing] = np.nan
+    told = SiteSums.of(["x"], cells[:, None], 10)
+    expected = {0: 60, 3: 60, 20: 40, 55: 0}[missing]
+    assert told.present.tolist() == [expected]
+    assert told.mean[0] == pytest.approx(np.nanmean(cells) if expected else 0)
+    assert (told.fault(), "x" in scales(told)) == ("", expected > 0)
+
+
+def test_owners_terms_are_read_and_held_against_what_else_they_ask() -> None:
+    assert NodeConfig.read({"client": "a"}).terms.statistics is None
+    assert NodeConfig.read({"client": "a", "allow": "*"}).terms.statistics == "findings"
+    local = {"client": "a", "require": "local", "epsilon": 8, "state": "s", "statistics": "sums"}
+    for given in (local, {"client": "a", "statistics": "all"}):
+        assert_refused(lambda given=given: NodeConfig.read(given), "statistics: got")
