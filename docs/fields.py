@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from steelyard.base.documents import field_texts
+from steelyard.base.settings import fields_of
 
 LONGEST_EXAMPLE = 60
 TOP = "top of the file"
@@ -76,10 +77,11 @@ def fields_page() -> str:
 def sections(model: type[BaseModel], path: str = "", several: bool = False) -> Iterator[Place]:
     """Yield a kind of experiment and all sections in it, from the top down."""
     yield Place(path, model, several)
-    for name, field in model.model_fields.items():
+    for name, field in fields_of(model).items():
         inner, many = section_of(field.annotation)
         if inner is not None and name != "beside":  # each of these has the fields of [weighing], as its text says
-            yield from sections(inner, f"{path}.{name}" if path else name, many)
+            named = [*filter(None, [path, name]), *(["NAME"] if get_origin(field.annotation) is dict else [])]
+            yield from sections(inner, ".".join(named), many and named[-1] != "NAME")
 
 
 def section_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
-from steelyard.data.columns import parse_numbers
+from steelyard.data.cells import parse_numbers
 from steelyard.data.findings import Finding, beside, compared, drift
 from steelyard.data.profile import ColumnProfile, SiteProfile, edges_of, profile_column, profile_labels, together
 

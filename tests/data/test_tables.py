@@ -638,3 +638,49 @@ def test_lines_of_other_lengths_and_empty_ones_are_named(tmp_path: Path):
     assert_refused(lambda: ratings(path), "bad.tsv: cannot be read as a table (Expected 2 fields in line 3, saw 3)")
     path.write_text("user\titem\n1\t2\n\n1\t3\n")
     assert_refused(lambda: ratings(path), "bad.tsv: line 3: user is ''")
+
+
+# what `[data.columns]` says of cells ----------------------------------------------------------------------------------
+
+SITES = """hospital,age,crp,ill
+north,40,<5,Yes
+north,60,twelve,no
+south,500,140,
+south,700,1600,1
+south,700,1600,1
+"""
+
+
+def test_cells_are_read_as_the_columns_say_they_are_meant(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "age": {"factor": {"south": 0.1}, "unit": "years"},
+        "crp": {"limits": True, "missing": ["twelve"], "range": [0, 1000]},
+        "ill": {"synonyms": {"yes": ["Yes", 1]}},
+    }
+    data = read(tmp_path, SITES, columns=columns, unlabelled="drop", duplicates="drop")
+    # age, crp (its two empty cells filled with the mean of 5 and 140), whether crp is beyond its limit
+    assert data.features.tolist() == [[40, 5, 1], [60, 5, 0], [70, 5, 0]]
+    assert data.labels.tolist() == [1, 0, 1]
+    notes = ["'crp' is beyond a limit of detection in 1 rows", "'crp' is outside 0 to 1000 in 2 rows"]
+    notes += ["1 rows without a label left out", "1 rows left out that are there before"]
+    assert [note for note in notes if not any(note in line for line in data.notes)] == []
+
+
+def test_a_column_that_is_declared_a_category_or_a_number_is_one(tmp_path: Path) -> None:
+    text = "hospital,stage,ill\na,1,0\na,2,1\nb,3,0\nb,3,1\n"
+    assert read(tmp_path, text, columns={"stage": {"type": "category"}}).shape == (3,)
+    mixed = text.replace("3", "late").replace("2", "mid")
+    assert read(tmp_path, mixed).shape == (3,)
+    assert_refused(lambda: read(tmp_path, mixed, columns={"stage": {"type": "number"}}), "'mid' in row 2")
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"aeg": {"factor": 2}}, "data.columns: found no column 'aeg' in"),
+        ({"age": {"factor": {"souht": 2}}}, "data.columns: found no site 'souht' (did you mean 'south'?)"),
+        ({"age": {"factor": "two"}}, "columns.age.factor: got 'two'"),
+    ],
+)
+def test_columns_that_cannot_be_meant_are_refused(columns: Any, told: str, tmp_path: Path) -> None:
+    assert_refused(lambda: read(tmp_path, SITES, columns=columns, unlabelled="drop"), told)

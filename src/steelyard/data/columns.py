@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, first_names, listed, nearest
+from steelyard.data.cells import LARGEST, emptied, in_order, parse_numbers, plain
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
+from steelyard.data.mending import left_out
 from steelyard.data.preparation import Column, Preparation, Target
 from steelyard.data.sources.source import COMPLETE, MOST_SHOWN, class_note
 from steelyard.data.tables import Table
@@ -20,6 +22,7 @@ from steelyard.data.tables import Table
 if TYPE_CHECKING:
     from steelyard.data.sources.csv import Csv
 
+_TIME_ABOVE = "expected a time above 0; data.unlabelled = 'drop' leaves such rows out"
 _EVENT_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
@@ -30,10 +33,12 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
     Inputs are first the columns of numbers, in the file's order, then a 0/1 column for each level of each category,
     then the indicators of missing cells.
     """
-    inputs = _inputs(table, settings)
+    inputs = input_names(table, settings)
     columns = {name: input_column(table, name, settings) for name in inputs}
     empty = np.column_stack([column.empty for column in columns.values()])
     kept, notes = _kept_rows(table, inputs, empty, settings)
+    left, said = left_out(table, settings, inputs)
+    kept, notes = kept[~left[kept]], [*notes, *said]
     notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
     labels, found, names = _labels(table, settings, kept)
     owners = None if settings.owner is None else owners_of(table, settings.owner)[kept]
@@ -82,7 +87,7 @@ def _prepared(
     )
 
 
-def _inputs(table: Table, settings: Csv) -> list[str]:
+def input_names(table: Table, settings: Csv) -> list[str]:
     """Return the columns that are inputs; a name that is no column, or has two roles, is refused."""
     names = [str(name) for name in table.frame.columns]
     further = {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
@@ -192,7 +197,9 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         return np.column_stack(list(found.values())), [f"{table.path.name}: labels of rows: {counts}"], list(found)
     cells: Any = table.frame[settings.labels].iloc[kept]
     refuse = partial(_refuse_any, table, settings.labels, field="labels")
-    refuse(kept[cells.isna().to_numpy()], "expected a label in every row")
+    unlabelled = kept[cells.isna().to_numpy()]
+    count = f"a label in every row, and {len(unlabelled):,} have none; data.unlabelled = 'drop' leaves them out"
+    refuse(unlabelled, f"expected {count}")
     numbers = parse_numbers(cells)
     bad = kept[~(np.abs(numbers) < LARGEST)]
     above = settings.positive_above
@@ -222,7 +229,7 @@ def _times(
     table: Table, settings: Csv, kept: NDArray[np.int64], times: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], list[str]]:
     """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
-    _refuse_any(table, settings.labels, kept[~(times > 0)], "expected a time above 0", "labels")
+    _refuse_any(table, settings.labels, kept[~(times > 0)], _TIME_ABOVE, "labels")
     assert settings.event is not None
     came = _yes_or_no(table, "event", settings.event, kept)
     if not came.any():
@@ -274,8 +281,6 @@ def _mark(table: Table, column: str) -> NDArray[np.float64]:
 
 
 _MOST_LEVELS = 100
-LARGEST = 1e38
-"""Above this a number may be infinite as float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,11 +295,11 @@ class InputColumn:
 
 def input_column(table: Table, name: str, settings: Csv) -> InputColumn:
     """Return one input column, as numbers or as a category; use it for every column that is no label, owner or so."""
-    named = name in settings.levels or name in (settings.categories or ())
+    named = settings.is_category(name)
     codes = [plain(text) for text in settings.na_values.get(name, ())]
     # What means "not recorded" in a column of numbers is empty before the column's kind is judged.
-    cells: Any = table.frame[name] if named else _emptied(table.frame[name], codes)
-    numbers = None if named else as_numbers(table, name, cells, guess=settings.categories is None)
+    cells: Any = table.frame[name] if named else emptied(table.frame[name], codes)
+    numbers = None if named else as_numbers(table, name, cells, guess=settings.may_be_text(name))
     if numbers is not None:
         if np.isnan(numbers).all():
             raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
@@ -309,20 +314,12 @@ def column_again(table: Table, column: Column) -> tuple[InputColumn, list[str]]:
     """
     cells: Any = table.frame[column.name]
     if column.kind == "number":
-        numbers = as_numbers(table, column.name, _emptied(cells, column.missing), guess=False)
+        numbers = as_numbers(table, column.name, emptied(cells, column.missing), guess=False)
         assert numbers is not None
         return _of_numbers(column, numbers), []
     codes, texts = _factorized(table, column.name, cells)
     known = {*column.levels, *column.missing, ""}
     return _of_levels(column, codes, texts), [text for text in texts if text not in known]
-
-
-def _emptied(cells: Any, codes: Sequence[str]) -> Any:
-    """Return cells of numbers with those that mean "not recorded" as missing."""
-    if not codes:
-        return cells
-    absent = np.isin(parse_numbers(cells), [number_of(code) for code in codes])
-    return cells.mask(absent | [isinstance(cell, str) and cell.strip() in codes for cell in cells.tolist()])
 
 
 def _of_numbers(column: Column, numbers: NDArray[np.float64]) -> InputColumn:
@@ -336,19 +333,6 @@ def _of_levels(column: Column, codes: NDArray[np.int64], texts: Sequence[str]) -
     level = of_code[codes]
     flags = (level[:, None] == np.arange(len(column.levels))).astype(np.float32)
     return InputColumn(column, level < 0, None, flags)
-
-
-def parse_numbers(cells: Any) -> NDArray[np.float64]:
-    """Return cells as numbers, NaN where a cell is empty or no number; true and false are 1 and 0."""
-    # For speed of start: much of the package reads no tables.
-    import pandas
-
-    try:
-        found: Any = pandas.to_numeric(cells, errors="coerce")
-    except TypeError:
-        # Cells that are lists or tables are no numbers, and no category either.
-        return np.full(len(cells), np.nan)
-    return np.array(found.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
 def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[np.float64] | None:
@@ -399,35 +383,7 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
     return _of_levels(Column(name=name, kind="category", levels=levels, missing=missing), codes, texts)
 
 
-# Cells that are words or numbers, and labels that become classes 0, 1, 2, ...
-
-
-def plain(text: str) -> str:
-    """Return a cell's text so that 1, 1.0 and " 1" are the same."""
-    text = text.strip()
-    if not is_number(text):
-        return text
-    number = float(text)
-    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a finite number."""
-    return bool(np.isfinite(number_of(text)))
-
-
-def number_of(text: str) -> float:
-    """Return the number that a text is, NaN for other texts."""
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
-
-
-def in_order(text: str) -> tuple[bool, float, str]:
-    """Sort key of levels and labels: numbers by size, then words."""
-    number = is_number(text)
-    return not number, float(text) if number else 0.0, text
+# Labels that become classes 0, 1, 2, ...
 
 
 def numbered(names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
@@ -445,8 +401,8 @@ def numbering(title: str, levels: Sequence[str]) -> list[str]:
 # The time to an event.
 
 
-_TIME = re.compile(r"(^|_)(time|days|weeks|months|years|duration|survival|follow_?up|os|pfs|dfs|tte)(_|$)")
-_EVENT = re.compile(r"(^|_)(event|status|deaths?|dead|died|deceased|censor(ed|ing)?|relapsed?|recurrence|vital)(_|$)")
+_TIME = re.compile(r"(^|_)(t|time|days|weeks|months|years|duration|survival|follow_?up|os|pfs|dfs|tte)(_|$)")
+_EVENT = re.compile(r"(^|_)(e|event|status|deaths?|dead|died|deceased|censor(ed|ing)?|relapsed?|recurrence|vital)(_|$)")
 
 
 def survival_pair(frame: Any, label: str | None = None) -> tuple[str, str] | None:

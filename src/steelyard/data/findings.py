@@ -9,7 +9,7 @@ import numpy as np
 
 from steelyard.base.documents import Document
 from steelyard.base.errors import first_names, without_controls
-from steelyard.data.columns import is_number
+from steelyard.data.cells import is_number
 from steelyard.data.profile import OTHERS, ColumnProfile, Floats, SiteProfile, together
 
 Level = Literal["error", "warning", "note"]
@@ -96,11 +96,8 @@ class Finding(Document):
 
 def found(name: str, sentence: str, profile: SiteProfile | None = None, column: str = "", **more: object) -> Finding:
     """Return a finding by its name; use it for every one, so that its level is that of `NAMES`."""
-    site = "" if profile is None else profile.site
-    return Finding.model_validate(
-        {"level": NAMES[name], "name": name, "sentence": without_controls(sentence), "site": site, "column": column}
-        | more
-    )
+    given: dict[str, object] = {"level": NAMES[name], "name": name, "sentence": without_controls(sentence)}
+    return Finding.model_validate(given | {"site": "" if profile is None else profile.site, "column": column} | more)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -155,11 +152,12 @@ def _explained(findings: Sequence[Finding]) -> list[Finding]:
 def alone(profile: SiteProfile) -> list[Finding]:
     """Return what one site finds in its own rows."""
     findings: list[Finding] = []
-    if profile.rows < FEW_ROWS:
+    if profile.site and profile.rows < FEW_ROWS:
         sentence = f"the site '{profile.site}' has {profile.rows} row{'s' if profile.rows > 1 else ''}"
         findings.append(found("few-rows", sentence, profile, mend="partition.minimum", figures={"rows": profile.rows}))
     if profile.repeated:
-        sentence = f"{profile.repeated:,} of {profile.rows:,} rows at '{profile.site}' are there before"
+        at_site = f" at '{profile.site}'" if profile.site else ""
+        sentence = f"{profile.repeated:,} of {profile.rows:,} rows{at_site} are there before"
         figures = {"rows": profile.repeated, "of": profile.rows}
         findings.append(found("rows-repeated", sentence, profile, mend="data.duplicates", figures=figures))
     for name, column in profile.columns.items():
@@ -167,9 +165,13 @@ def alone(profile: SiteProfile) -> list[Finding]:
     return findings
 
 
+def _where(profile: SiteProfile, name: str) -> str:
+    return f"column '{name}'" + (f" at '{profile.site}'" if profile.site else "")
+
+
 def _of_column(profile: SiteProfile, name: str, column: ColumnProfile) -> list[Finding]:
     findings: list[Finding] = []
-    where, at = f"column '{name}' at '{profile.site}'", f"data.columns.{name}"
+    where, at = _where(profile, name), f"data.columns.{name}"
     for value, count in column.strange.items():
         sentence = f"{where}: {value:g} in {count:,} rows, far from the others ({column.least:g} to {column.most:g})"
         figures = {"value": value, "rows": count}
@@ -280,7 +282,7 @@ def is_numeric(column: ColumnProfile) -> bool:
 
 
 def _column_beside(profile: SiteProfile, name: str, own: ColumnProfile, theirs: ColumnProfile) -> list[Finding]:
-    where, at = f"column '{name}' at '{profile.site}'", f"data.columns.{name}"
+    where, at = _where(profile, name), f"data.columns.{name}"
     filled = own.numbers + sum(own.words.values()), theirs.numbers + sum(theirs.words.values())
     if not all(filled):
         return []

@@ -18,7 +18,8 @@ import numpy as np
 
 from steelyard.base.errors import UserError, listed, nearest, without_controls
 from steelyard.base.settings import validated
-from steelyard.data.columns import LARGEST, in_order, parse_numbers, survival_line, survival_pair, table_dataset
+from steelyard.data.cells import LARGEST, in_order, parse_numbers
+from steelyard.data.columns import survival_line, survival_pair, table_dataset
 from steelyard.data.dataset import Dataset, owner_names
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table

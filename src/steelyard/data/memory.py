@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.base.errors import UserError, brief, expect, listed, nearest, texts_of
 from steelyard.base.settings import validated
 from steelyard.data import dataset
-from steelyard.data.columns import parse_numbers, table_dataset
+from steelyard.data.cells import parse_numbers
+from steelyard.data.columns import table_dataset
 from steelyard.data.dataset import Dataset
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.npz import channels_first

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.data.columns import LARGEST, parse_numbers, plain
+from steelyard.data.cells import LARGEST, parse_numbers, plain
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,11 +9,37 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from steelyard.base.marks import DataFile
+from steelyard.base.settings import Section
 from steelyard.data.sources.source import BY_FILE, COMPLETE, Cell, FileSource, SourceCapabilities, is_pattern
 
 if TYPE_CHECKING:
     # For speed of start: settings are read without torch.
     from steelyard.data.dataset import Dataset
+    from steelyard.data.tables import Table
+
+
+class ColumnSettings(Section):
+    """[data.columns.NAME]: how the cells of a column are read, where sites wrote them otherwise.
+
+    What is given for one site alone is a table by site: `factor = { south = 0.1 }`.
+    """
+
+    type: Literal["number", "category"] | None = None
+    """Whether its cells are numbers or categories; default: by what most of them are."""
+    unit: str = ""
+    """What it is measured in, for people."""
+    factor: float | dict[str, float] = 1.0
+    """What its numbers are multiplied by."""
+    offset: float | dict[str, float] = 0.0
+    """What is added to its numbers, after `factor`."""
+    missing: tuple[Cell, ...] = ()
+    """Cells that mean that nothing was recorded, numbers as they are in the file."""
+    limits: bool = False
+    """Whether cells such as <5 or >100 are the number in them; a further 0/1 column "NAME beyond limit" marks them."""
+    range: tuple[float, float] | None = None
+    """The least and the largest number that can be, after `factor`; what lies outside counts as not recorded."""
+    synonyms: dict[str, Annotated[tuple[Cell, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Other spellings of a value, value = [spellings]."""
 
 
 class Csv(FileSource, named="csv"):
@@ -61,6 +87,14 @@ class Csv(FileSource, named="csv"):
     row is left out; refuse: the file is refused. An empty category is 0 in all its columns."""
     na_values: dict[str, tuple[Cell, ...]] = Field(default_factory=dict)
     """Further values that mean that nothing was recorded, column = [values], such as a cholesterol of 0."""
+    columns: dict[str, ColumnSettings] = Field(default_factory=dict)
+    """How the cells of single columns are read, the label too: `[data.columns.NAME]`."""
+    unlabelled: Literal["refuse", "drop"] = "refuse"
+    """What becomes of rows without a label, or with a time of 0 or less in task survival. refuse: the file is refused;
+    drop: they are left out."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """What becomes of a row whose inputs and label are those of a row before it. keep: it is one more row; drop: it is
+    left out."""
     indicators: tuple[str, ...] = ()
     """Columns that get one more 0/1 column, 1 where their cell is empty."""
     marks: dict[str, str] = Field(default_factory=dict)
@@ -106,11 +140,30 @@ class Csv(FileSource, named="csv"):
             splits_owners=self.owner is not None and self.held_out is not None,
         )
 
-    def read(self) -> Dataset:
+    def is_category(self, column: str) -> bool:
+        """Whether a column is named as a category."""
+        declared = self.columns.get(column)
+        return (
+            column in self.levels or column in (self.categories or ()) or bool(declared and declared.type == "category")
+        )
+
+    def may_be_text(self, column: str) -> bool:
+        """Whether a column of text is a category though nothing names it."""
+        declared = self.columns.get(column)
+        return self.categories is None and not (declared and declared.type == "number")
+
+    def table(self) -> Table:
+        """Read the files as one table, with what `columns` says of their cells done."""
         # For speed of start: settings are read without torch.
-        from steelyard.data.columns import table_dataset
+        from steelyard.data.mending import mended
         from steelyard.data.tables import read_tables
 
         roles = {name: getattr(self, name) for name in ("labels", "event", "owner", "held_out")}
         named = {f"data.{role}": column for role, column in roles.items() if column}
-        return table_dataset(read_tables(self.files or (self.path or Path(),), self.owner, named), self)
+        return mended(read_tables(self.files or (self.path or Path(),), self.owner, named), self)
+
+    def read(self) -> Dataset:
+        # For speed of start: settings are read without torch.
+        from steelyard.data.columns import table_dataset
+
+        return table_dataset(self.table(), self)

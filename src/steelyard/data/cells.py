@@ -1,0 +1,63 @@
+"""Cells of tables: those that are numbers, words that mean the same, values in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LARGEST = 1e38
+"""Above this a number may be infinite as float32."""
+
+
+def parse_numbers(cells: Any) -> NDArray[np.float64]:
+    """Return cells as numbers, NaN where a cell is empty or no number; true and false are 1 and 0."""
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    try:
+        found: Any = pandas.to_numeric(cells, errors="coerce")
+    except TypeError:
+        # Cells that are lists or tables are no numbers, and no category either.
+        return np.full(len(cells), np.nan)
+    return np.array(found.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def emptied(cells: Any, codes: Sequence[str]) -> Any:
+    """Return cells with those that mean "not recorded" as missing."""
+    if not codes:
+        return cells
+    absent = np.isin(parse_numbers(cells), [number_of(code) for code in codes])
+    if cells.dtype.kind not in "iufb":
+        absent |= [isinstance(cell, str) and cell.strip() in codes for cell in cells.tolist()]
+    return cells.mask(absent)
+
+
+def plain(text: str) -> str:
+    """Return a cell's text so that 1, 1.0 and " 1" are the same."""
+    text = text.strip()
+    if not is_number(text):
+        return text
+    number = float(text)
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
+    return bool(np.isfinite(number_of(text)))
+
+
+def number_of(text: str) -> float:
+    """Return the number that a text is, NaN for other texts."""
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
+
+
+def in_order(text: str) -> tuple[bool, float, str]:
+    """Sort key of levels and labels: numbers by size, then words."""
+    number = is_number(text)
+    return not number, float(text) if number else 0.0, text
