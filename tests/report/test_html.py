@@ -26,6 +26,7 @@ from steelyard.report import html as made_html
 from steelyard.report.figures import KINDS, draw, svg
 from steelyard.report.html import embedded, headlines, html, notebook_html, write_report
 from steelyard.report.recommended import recommended
+from steelyard.report.tables import comparison_csv
 from steelyard.report.view import RunView, reweigh
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.store import Store
@@ -239,6 +240,9 @@ def test_metrics_and_figures_stand_beside_the_most_popular(lists: Path) -> None:
     shown = next(row for row in points if row["rule"] == "most popular")
     column = grid.headings.index("coverage")
     assert float(grid.rows[1][column]) == pytest.approx(shown["coverage"], abs=1e-4)
+    (document,) = view.documents
+    lines = comparison_csv(document).splitlines()
+    assert any(line.startswith(f"{document.rules[0].rule},final,") for line in lines), "no header alone"
 
 
 def test_lists_of_two_lengths_have_a_table_each(lists: Path, tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def test_the_correction_is_over_all_scenes() -> None:
     ("document", "changes", "words"),
     [
         (judged(0.02, 0.004), {}, "X is better than fedavg in 2 of 2 scenes, worse in none, by 1.2 points on average."),
+        (judged(0.02), {"candidate": "a"}, "a is better than fedavg in 1 of 1 scene, worse in none, by 2.0 points on"),
         (judged(0.02, 0.02, -0.2), {}, "in 2 of 3 scenes, worse in 1, 5.3 points behind on average."),
         (
             judged(0.02, -0.02),

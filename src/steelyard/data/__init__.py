@@ -9,8 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from steelyard.data import attacks as attacks
 from steelyard.data.flaws import FlawSettings, check_flaws
-from steelyard.data.schemes import PartitionSettings, check_together
+from steelyard.data.partition_settings import PartitionSettings
+from steelyard.data.schemes import check_together
 from steelyard.data.sources.source import DataSettings
 
 if TYPE_CHECKING:

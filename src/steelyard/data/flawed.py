@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, nearest
+from steelyard.data.attacks import BackdoorTaught, Boosted
 from steelyard.data.dataset import HONEST, Backdoor, Behaviour, ClientRows, Dataset, Population, Rows
-from steelyard.data.flaws import BackdoorTaught, Boosted, Copy, FlawSettings, LabelsFlipped
-from steelyard.data.schemes import client_name
+from steelyard.data.flaws import Copy, FlawSettings, LabelsFlipped
+from steelyard.data.partition_settings import client_name
 
 
 def stamped(features: torch.Tensor, brightest: float, quarter: int | None = None) -> torch.Tensor:

@@ -18,8 +18,8 @@ from steelyard.data import schemes
 from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
 from steelyard.data.flawed import flawed
 from steelyard.data.flaws import FlawSettings
+from steelyard.data.partition_settings import PartitionSettings, Parts
 from steelyard.data.scaling import prepare
-from steelyard.data.schemes import PartitionSettings, Parts
 
 MANY, TESTED = 20_000, 10_000
 """Of more clients with test rows than this, so many test, unless the settings say how many."""

@@ -17,8 +17,8 @@ from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.clients.protocol import Sending, Step
+from steelyard.data.attacks import OMNISCIENT
 from steelyard.data.dataset import HONEST, Behaviour
-from steelyard.data.flaws import OMNISCIENT
 from steelyard.defence.robust import spectral_scores
 from steelyard.learning.parameters import Layout
 from steelyard.messages.algorithm import LAST, OWN, Listening, LocalTraining, SecondTraining
