@@ -158,6 +158,7 @@ def write_scans(folder: Path) -> None:
             Image.fromarray(mask).save(folder / name / "masks" / f"{row}.png")
 
 
+@pytest.mark.slow
 def test_folders_of_pairs_become_a_federation_that_draws_masks(tmp_path: Path, command: CommandLine) -> None:
     write_scans(tmp_path / "scans")
     made = command("new", "mine.toml", "--images", "scans")

@@ -92,7 +92,7 @@ def test_more_noise_and_larger_sums_hide_more(network: str) -> None:
     assert abs(alike(epsilon=1.0)) < 0.3
 
 
-@pytest.mark.parametrize("sampled", ["poisson", "fixed"])
+@pytest.mark.parametrize("sampled", ["poisson", pytest.param("fixed", marks=pytest.mark.slow)])
 def test_an_honest_run_is_not_refuted_and_the_round_that_was_run_twice_is_counted(sampled: Any) -> None:
     found = audit_runs(0.5, 0.5, 2, sampled=sampled, seed=1)
     assert found.accounted == pytest.approx(spent({Release(0.5, sampled, 0.5): 3}, 1e-5), abs=1e-6)

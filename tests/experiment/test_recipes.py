@@ -25,8 +25,8 @@ FIRST = {"adafed-1": [5600, 11000, 5700, 11000, 11000, 5000], "adafed-3": [190, 
 @pytest.mark.parametrize(
     "recipe",
     [
-        *("mnist-noniid", "mnist-writers", "celeba-small", "adafed-3"),
-        *(pytest.param(slow, marks=pytest.mark.slow) for slow in ("unipen62", "celeba", "adafed-1")),
+        *("mnist-noniid", "mnist-writers", "celeba-small"),
+        *(pytest.param(slow, marks=pytest.mark.slow) for slow in ("unipen62", "celeba", "adafed-1", "adafed-3")),
     ],
 )
 def test_a_recipe_runs(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,7 @@ def test_colluders_find_the_decoy_by_themselves_and_clipping_ends_it(monkeypatch
     assert lost["until 0.2"] > lost["now"] + 0.1
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = with_rules(build({**SMALL, "rounds": {"count": 3, "fraction": 0.6}}), ["guarded", "fltrust(EQ)"])
     attacked = under_attack(described, "adaptive+inflation", 0.3)

@@ -164,7 +164,7 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
 @pytest.mark.parametrize(
     ("kind", "body", "says"),
     [
-        ("server", "raise RuntimeError('no idea')", "RuntimeError: no idea"),
+        pytest.param("server", "raise RuntimeError('no idea')", "RuntimeError: no idea", marks=pytest.mark.slow),
         ("client", "return float('nan') if len(it.labels) > 150 else 1.0", "criterion FAILS = nan"),
     ],
 )

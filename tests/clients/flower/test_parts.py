@@ -43,7 +43,7 @@ def received(body: RecordDict | Error, largest: int = LARGEST) -> Message:
     return opened(name, fetch(name, tree, parts.__getitem__, largest, 5.0), largest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=st.text(max_size=300), sizes=st.lists(st.integers(0, 2000), max_size=4))
 def test_a_message_is_read_as_it_was_written(text: str, sizes: list[int]):
     rng = np.random.default_rng(1)
