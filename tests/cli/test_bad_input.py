@@ -157,6 +157,7 @@ TYPED: dict[str, str] = {
     "run learn.toml --out train.tsv/x": "is a file",
     f"run learn.toml --out {LONG[:300]}": "File name too long",
     "run learn.toml --set partition.test=none --set rounds.stop_at_target=true": "no accuracy to reach",
+    "run learn.toml --set partition.test=none --set rounds.keep=best": "rounds.keep: given with partition.test 'none'",
     "rnu": "No such command",
     "new my.toml --npz x.npz": 'new: --npz was removed. Write an experiment with [data], source = "npz"',
     "models": "models: the command was removed. Type `steelyard list models`.",

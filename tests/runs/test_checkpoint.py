@@ -22,7 +22,7 @@ from tests.runs.records import record, state, updates
 from steelyard.base.errors import UserError
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import LossState, Updates
-from steelyard.rounds.state import RoundState
+from steelyard.rounds.state import Best, RoundState
 from steelyard.runs import checkpoint
 from steelyard.runs.checkpoint import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
 from steelyard.runs.kept_updates import join_kept, keep_round, kept_rounds, path_of_round, read_round
@@ -70,6 +70,7 @@ STATES = st.builds(
     orders=ORDERS,
     finished=st.booleans(),
     memory=st.dictionaries(NAMES, PLAIN, max_size=3),
+    best=st.none() | st.builds(Best, st.integers(1, 10**6), NUMBERS, TENSORS),
 )
 
 
@@ -87,7 +88,11 @@ def test_unpack_is_the_inverse_of_pack(states: dict[str, RoundState], kept: dict
     for name, expected in states.items():
         for field in fields(RoundState):
             ours, theirs = getattr(found[name], field.name), getattr(expected, field.name)
-            assert ours is theirs if field.name == "parameters" else ours == theirs
+            if isinstance(ours, Best):
+                assert (ours.round, ours.score) == (theirs.round, theirs.score)
+                assert ours.parameters is theirs.parameters
+            else:
+                assert ours is theirs if field.name == "parameters" else ours == theirs
         assert type(found[name].orders.order) is tuple
     assert back.keys() == kept.keys()
     assert all(back[name] is kept[name] for name in kept)

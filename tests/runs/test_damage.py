@@ -21,11 +21,14 @@ from tests.report.made_run import make_run
 from tests.runs.contents import closed_again, query
 from tests.runs.damaged_folders import run_cases
 from tests.runs.records import add, begun, record, state, values
+from tests.runs.signed_runs import TEXT
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.result import computed
+from steelyard.report.verification import verify
+from steelyard.rounds.state import Best, RoundState
 from steelyard.runs.checkpoint import checksum, pack, write_tensors
 from steelyard.runs.database import Damaged, Reader, bound, check_files, size_of_database, unbound
 from steelyard.runs.export import export_run
@@ -166,19 +169,28 @@ def test_a_log_that_lost_its_tail_leaves_a_run_that_goes_on(killed: Path, left: 
     store.close()
 
 
-def test_a_checkpoint_with_another_model_than_its_rounds_is_not_gone_on_from_unless_accepted(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("of", "changed"), [(4, state(4, 7.0)), (2, state(4, 4.0, best=Best(2, 0.5, torch.tensor([7.0]))))]
+)
+def test_a_checkpoint_with_another_model_than_its_rounds_is_not_gone_on_from_unless_accepted(
+    run: Path, of: int, changed: RoundState
+) -> None:
     """Its file and checksum fit together; the digest that the chain holds shows that the model is not the round's."""
-    tensors, text = pack({"DS>LD": state(4, 7.0)}, {"own": torch.tensor([4])})
-    wanted = checksum(write_tensors(file(run, 4), tensors), text)
+    tensors, text = pack({"DS>LD": changed}, {"own": torch.tensor([4])})
+    content = write_tensors(file(run, 4), tensors)
     with closing(sqlite3.connect(run / "run.sqlite")) as writer, writer:
-        writer.execute("UPDATE checkpoints SET states = ?, checksum = ? WHERE round = 4", (text, wanted))
+        row = (text, len(content), checksum(content, text))
+        writer.execute("UPDATE checkpoints SET states = ?, size = ?, checksum = ? WHERE round = 4", row)
     closed_again(run)
-    said = "the checkpoint's model of DS>LD is not the one that round 4 ended with"
+    said = f"the checkpoint's model of DS>LD is not the one that round {of} ended with"
     allowed = f"allowed: the folder as it was written, or `steelyard resume {run} --accept-changes`"
     assert refusal(resumed, run) == f"{run}: {said}; {allowed}"
+    (run / "experiment.toml").write_text(TEXT)
+    named = [finding for finding in verify(run).found.changed if "the model of DS>LD" in finding.what]
+    assert [finding.round for finding in named] == [of]
     accepted = resumed(run, accept=True)
     assert (accepted.round, accepted.problems) == (4, (said,))
-    assert accepted.states["DS>LD"].parameters.tolist() == [7.0]
+    assert [(round, model.tolist()) for round, model in accepted.states["DS>LD"].models][-1] == (of, [7.0])
 
 
 def info(key: str, text: str) -> str:

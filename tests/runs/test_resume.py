@@ -46,7 +46,9 @@ def described(**sections: Any) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "a fixed rule, seldom tested and written": described(rounds={"evaluate_every": 2}, store={"clients_every": 2}),
     "adafed": described(
-        partition=SERVER, weighing={"criteria": ["VP"], "priority": None, "when_zero": "keep", "loss": {}}
+        partition=SERVER,
+        rounds={"keep": "best", "patience": ROUNDS},
+        weighing={"criteria": ["VP"], "priority": None, "when_zero": "keep", "loss": {}},
     ),
     "a budget": described(weighing={"adjust": {"strategy": "greedy", "budget": 22}}),
     "bandit": described(weighing={"adjust": {"strategy": "bandit"}}),
@@ -121,6 +123,8 @@ def test_learning(tmp_path: Path, case: str) -> None:
         # The loss has adapted: its state is not the first round's any more.
         losses = [json.loads(loss) for (loss,) in query(whole, "SELECT loss FROM rounds ORDER BY round")]
         assert losses[1] != losses[EVERY] != losses[-1]
+        assert state["best"]["round"] in range(1, ROUNDS + 1)
+        assert tensors["best/" + next(iter(states))].shape == tensors["models/" + next(iter(states))].shape
     if case == "a budget":
         # Used up after the checkpoint: a resume that forgot what it had spent would spend too much.
         tests = [count for (count,) in query(whole, "SELECT tests FROM rounds ORDER BY round")]

@@ -97,7 +97,7 @@ def check_simulated(history: History) -> None:
 
 def untested(parts: Parts) -> Plan:
     """Return the plan without the clients' tests, where no model depends on them."""
-    if tests_decide(parts.federations, stops=parts.plan.stop_at is not None):
+    if tests_decide(parts.federations, stops=parts.plan.stop_at is not None or parts.plan.patience is not None):
         return parts.plan
     return replace(parts.plan, evaluate_every=parts.plan.rounds, detailed=False)
 

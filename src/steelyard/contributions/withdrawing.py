@@ -87,8 +87,8 @@ def _checkpoint_before(history: History, experiment: Description, client: str) -
 
     Where tests decide something, a client that is tested takes part. A promise of privacy holds for a run as a whole.
     """
-    stop_at_target = experiment.rounds.stop_at_target
-    if experiment.privacy is not None or tests_decide(federations_of(experiment), stops=stop_at_target):
+    stops = experiment.rounds.stop_at_target or experiment.rounds.chooses
+    if experiment.privacy is not None or tests_decide(federations_of(experiment), stops=stops):
         return None
     first = [int(round) for round in history.failures_after().query("client == @client")["round"]]
     for rule, seed in _federations(history):

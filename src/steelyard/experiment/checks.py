@@ -259,6 +259,15 @@ def check_selection(privacy: PrivacySettings | None, rounds: RoundSettings) -> N
             )
 
 
+def check_keeps(rounds: RoundSettings, algorithm: Algorithm) -> None:
+    """Refuse to keep a round's model where the rest of it stays with the clients, who go on with theirs."""
+    if rounds.keep == "best" and algorithm.personal and algorithm.keeps:
+        raise UserError(
+            f"rounds.keep: got 'best' with {algorithm.name}, whose clients keep models of their own, and those of the "
+            "last round alone; allowed: last (patience works)"
+        )
+
+
 def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> None:
     """Refuse an algorithm whose server needs more than one noisy or hidden sum of a round."""
     if privacy is None:

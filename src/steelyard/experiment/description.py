@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
@@ -130,6 +130,11 @@ class Kind(Section):
     def rows_that_chose(self) -> tuple[bool, bool]:
         """Whether the server's reporting rows also weigh clients, and whether the clients' tests are those rows."""
         return False, False
+
+    @property
+    def round_chosen_by(self) -> Literal["server", "clients"] | None:
+        """Whose rows choose the best round; None where none is asked for."""
+        return "clients" if self.rounds.chooses else None
 
     @property
     def default_measure(self) -> Measure:
@@ -370,6 +375,7 @@ class Description(Kind):
                 made = algorithm.made()
                 checks.check_fits(rule, made, self.optimiser)
                 checks.check_algorithm(self.privacy, made)
+                checks.check_keeps(self.rounds, made)
 
     def _check_caps(self) -> None:
         """Refuse a cap under which all clients together could not have all the weight, and a floor that is too much."""

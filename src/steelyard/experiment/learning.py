@@ -71,7 +71,7 @@ class LearningDescription(Description):
         check_together(self.data, self.partition)
         check_flaws(self.data, self.partition, self.flaws)
         if self.partition.test == "none":
-            check_untested(self.rules(), self.rounds)
+            check_untested(self.rules(), self.rounds, chosen_by=self.round_chosen_by)
         if self.privacy is not None and self.privacy.aggregation is not None:
             check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
         if self.clock is not None and self.clock.late == "next":
@@ -158,6 +158,12 @@ class LearningDescription(Description):
         part = self.partition
         same = part.server_report == "same"
         return same, same and part.server == "held-out" and part.test == "held-out"
+
+    @property
+    def round_chosen_by(self) -> Literal["server", "clients"] | None:
+        """The server's rows, where it has some that do not report."""
+        apart = self.partition.server_report != "same" and not lacks_test_set(self.partition)
+        return "server" if self.rounds.chooses and apart else super().round_chosen_by
 
     @property
     def default_measure(self) -> Measure:
@@ -389,8 +395,14 @@ def check_late(
             )
 
 
-def check_untested(rules: Mapping[str, WeighingSettings], rounds: RoundSettings) -> None:
+def check_untested(rules: Mapping[str, WeighingSettings], rounds: RoundSettings, chosen_by: str | None) -> None:
     """Refuse what looks at the clients' accuracy where they have no test rows."""
+    if chosen_by == "clients":
+        raise UserError(
+            f"rounds.{'keep' if rounds.keep == 'best' else 'patience'}: given with partition.test 'none' and no rows "
+            "of the server that only choose, so that none choose a round; allowed: partition.test = 'local' or "
+            "'held-out', or partition.server"
+        )
     if rounds.stop_at_target:
         raise UserError(
             "rounds.stop_at_target: got true with partition.test 'none', which leaves no accuracy to reach a "

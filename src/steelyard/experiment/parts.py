@@ -160,6 +160,9 @@ def plan_of(experiment: Description) -> Plan:
         select=rounds.select,
         clocked=experiment.clocked,
         contributions=experiment.contributions,
+        chosen_by=experiment.round_chosen_by,
+        keeps_best=rounds.keep == "best",
+        patience=rounds.patience,
     )
 
 

@@ -72,6 +72,11 @@ class RecommendDescription(Description):
                 "allowed: criteria = ['EQ'] and no rules beside, or another mode"
             )
         self._check_kgflex()
+        if self.rounds.keep == "best":
+            raise UserError(
+                "rounds.keep: got 'best', and users keep their vectors of the last round alone; allowed: last "
+                "(patience works)"
+            )
         return self
 
     def _check_kgflex(self) -> None:

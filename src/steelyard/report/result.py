@@ -34,9 +34,10 @@ from steelyard.report.statistics import (
     worst_devices,
 )
 from steelyard.rounds.plan import RoundSettings
-from steelyard.runs.facts import Promise
+from steelyard.runs.facts import BestRound, Promise
 from steelyard.runs.history import History, at_once
 from steelyard.weighing import criterion
+from steelyard.weighing.order import chooses
 
 MOST_CLIENTS = 1_000
 """Up to so many clients are listed one by one."""
@@ -62,12 +63,22 @@ class Orders(Document):
     tried: dict[str, int]
 
 
+class BestModel(BestRound):
+    """The best round of a rule, and how it does on rows that did not choose it."""
+
+    measure: str
+    reported: float
+    """This measure on the server's rows that report, or on those of the clients that did not choose."""
+
+
 class SeedResult(Document):
     """What a rule did with one seed, beside its figures."""
 
     seed: int
     ended: Exploded | None
     """Where its model exploded."""
+    best: BestModel | None
+    """With `rounds.keep = "best"` or `rounds.patience`."""
     accuracy_on: OnSample | None
     """On how many clients the last score was measured, where a sample of them tests."""
     orders: Orders
@@ -244,7 +255,7 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
                     CriterionUsed(name=name, measured_by=known.get(name, "unknown"), trust=trusted.get(name, "unknown"))
                     for name in mine[0].settings.criteria
                 ),
-                "seeds": tuple(_seed(history, curve, facts.tested.get(str(curve.seed))) for curve in mine),
+                "seeds": tuple(_seed(history, curve, experiment) for curve in mine),
             }
         )
 
@@ -276,19 +287,37 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
     )
 
 
-def _seed(history: History, curve: Curve, drawn: Sequence[int] | None) -> SeedResult:
-    """Return what a rule did with one seed; `drawn` says of how many clients those that test were drawn."""
-    sample = None
+def _seed(history: History, curve: Curve, experiment: Description) -> SeedResult:
+    """Return what a rule did with one seed."""
+    sample, drawn = None, history.facts.tested.get(str(curve.seed))
     if drawn is not None and curve.scores.size:
         tested = history.tested(curve.rule, curve.seed, int(curve.rounds[-1]) - 1)
         sample = on_sample(tested.score, tested.samples, drawn[1])
     return SeedResult(
         seed=curve.seed,
         ended=curve.ended,
+        best=_best(history, curve, experiment),
         accuracy_on=sample,
         orders=Orders(last=curve.last_order, kept=dict(curve.orders), tried=dict(curve.tried)),
         heaviest_clients=curve.heaviest,
     )
+
+
+def _best(history: History, curve: Curve, experiment: Description) -> BestModel | None:
+    """Return the best round of a rule and seed, on the rows that report: never on those that chose it."""
+    best = history.best.get((curve.rule, curve.seed))
+    if best is None:
+        return None
+    at, by_clients = curve.rounds == best.round, experiment.round_chosen_by == "clients"
+    if experiment.reports_on_server and not by_clients:
+        measure, figures = experiment.server_figure, curve.server.get(experiment.server_figure, ())
+        reported = figures[best.round - 1] if len(figures) >= best.round else math.nan
+    else:
+        measure, reported = experiment.score_name, math.nan
+        mine = np.array([not (by_clients and chooses(name)) for name in curve.devices], dtype=np.bool_)
+        if at.any() and mine.any():
+            reported = float(np.average(curve.scores[at][0, mine], weights=curve.rows[mine]))
+    return BestModel(**dict(best), measure=measure, reported=reported)
 
 
 # What is a pure function of the curves: figures, tests against the baseline, rounds to target.

@@ -167,7 +167,18 @@ def headline(document: Comparison, *, lines: bool = True) -> list[str]:
         if each.ended
     ]
     more = more_seeds(found) if lines else []
-    return [*first, found.sentence, *single, *ended, *_flawed_sentence(document, found), *more]
+    return [*first, found.sentence, *single, *ended, *_best(document), *_flawed_sentence(document, found), *more]
+
+
+def _best(document: Comparison) -> list[str]:
+    """Say which round of each rule is the best, where rows choose one."""
+    return [
+        f"{rule.rule}, seed {each.seed}: the best round is {each.best.round}, chosen on other rows than report; its "
+        f"{measure_of(each.best.measure).name} is {measure_of(each.best.measure).show(each.best.reported)}."
+        for rule in document.rules
+        for each in rule.seeds
+        if each.best
+    ]
 
 
 def _flawed_sentence(document: Comparison, found: Verdict) -> list[str]:

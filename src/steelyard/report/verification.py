@@ -253,10 +253,10 @@ def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
         if isinstance(restored, UserError):
             found.change(str(restored), round)
             continue
-        kept = {name: state for name, state in restored.states.items() if state.parameters.numel()}
-        for name, state in kept.items():
-            if db.execute(query, (name, state.round)).fetchone() != (model_digest(state.parameters),):
-                found.change(f"the model of {in_words(name)} is not the one that it ended with", state.round)
+        kept = [(name, *model) for name, state in restored.states.items() for model in state.models]
+        for name, of, model in kept:
+            if db.execute(query, (name, of)).fetchone() != (model_digest(model),):
+                found.change(f"the model of {in_words(name)} is not the one that it ended with", of)
         rounds += [str(round)] if kept else []
     if rounds:
         found.checked["models"] = f"of the checkpoints after round {' and '.join(reversed(rounds))}, by their digests"

@@ -16,6 +16,7 @@ from steelyard.base.logs import doing
 from steelyard.clients.protocol import Clients, Server
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Question, Task, Updates
+from steelyard.rounds.best import after_round
 from steelyard.rounds.colluding import with_colluders
 from steelyard.rounds.plan import SELECT, RoundValues, reached
 from steelyard.rounds.private import NO_GUARANTEE, Guarantee, nobody
@@ -233,6 +234,7 @@ def make_task(
 def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:
     federation, before = draft.federation, draft.before
     loss, test = before.loss, None
+    best, worse = after_round(draft, server, plan)
     if federation.loss.adapts:
         test = server.test(federation.seed, draft.model[None])
         loss = federation.loss.after(before.loss, test)
@@ -240,13 +242,13 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         test = server.report(federation.seed, draft.model[None]) or test
     answer = draft.answer
     accuracy = None if answer is None else float(answer.overall()[0])
-    finished = False
+    finished = worse
     if plan.stop_at is not None and answer is not None:
         target, share, above = plan.stop_at
-        finished = bool(reached(answer.scores[0], target, share, above=above))
+        finished = finished or bool(reached(answer.scores[0], target, share, above=above))
     orders = draft.orders or before.orders
     memory = _remembered(draft, plan)
-    state = RoundState(before.round + 1, draft.model, loss, orders, finished, memory, tensors=draft.tensors)
+    state = RoundState(before.round + 1, draft.model, loss, orders, finished, memory, tensors=draft.tensors, best=best)
     vectors = {name: before.tensors[name] for name in federation.algorithm.receives}
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
     record = RoundRecord(

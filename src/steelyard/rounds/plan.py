@@ -195,6 +195,12 @@ class RoundSettings(Section):
     """End the run once `share` of the devices reach `target`."""
     samples: bool = False
     """Also record right or wrong for every single test sample in the last round."""
+    keep: Literal["last", "best"] | None = None
+    """Which round's model is the run's own. last (default); best: that of the best tested round, kept in checkpoints
+    beside the last. Rows that do not report choose it: the server's (all, or the half that weighs with server_report =
+    "apart"), else those of about half of the clients, by their names."""
+    patience: int | None = Field(default=None, ge=1)
+    """End the run once so many rounds bring nothing better, on the rows by which `keep` chooses."""
 
     @model_validator(mode="after")
     def _selected(self) -> Self:
@@ -212,6 +218,11 @@ class RoundSettings(Section):
     def cohort(self, clients: int) -> int:
         """Return how many of so many clients train in a round of a fixed size."""
         return cohort_size(clients, self.share_of(clients), self.min_clients)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether rows choose a round: the best one, or the last one."""
+        return self.keep == "best" or self.patience is not None
 
     @property
     def above(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -26,6 +26,17 @@ CLOCK = "rounds/clock"
 
 
 @dataclass(frozen=True, eq=False)
+class Best:
+    """The best round of a federation so far, by rows that choose."""
+
+    round: int
+    score: float
+    """What it was chosen by; more is better."""
+    parameters: torch.Tensor
+    """Its model; empty where the run does not keep it."""
+
+
+@dataclass(frozen=True, eq=False)
 class RoundState:
     """All of one federation that survives a round."""
 
@@ -41,6 +52,15 @@ class RoundState:
     """Why the round after this one gave no sound model, so that the federation ended here; empty for all others."""
     tensors: Vectors = field(default_factory=dict[str, torch.Tensor])
     """What the algorithm's server keeps, by name: control variates, moments."""
+    best: Best | None = None
+    """The best round so far, where rows choose one."""
+
+    @property
+    def models(self) -> list[tuple[int, torch.Tensor]]:
+        """The models that are kept, each with the round that ended with it: the last, and the best where it is kept."""
+        found = [(self.round, self.parameters)]
+        found += [] if self.best is None else [(self.best.round, self.best.parameters)]
+        return [(round, model) for round, model in found if model.numel()]
 
 
 States = Mapping[str, RoundState]
@@ -188,8 +208,19 @@ class Plan:
     """How to measure what each client added to each new model; None: not at all."""
     valued: frozenset[str] | None = None
     """The only federations of which that is measured; None: all of them."""
+    chosen_by: Literal["server", "clients"] | None = None
+    """Whose rows choose the best round: the server's, or those of some clients; None: nobody chooses."""
+    keeps_best: bool = False
+    """Keep the model of that round."""
+    patience: int | None = None
+    """End a federation once so many rounds bring nothing better; None: never."""
     part: bool = False
     """Others of this comparison run elsewhere: that all models here exploded is an end like any other."""
+
+    @property
+    def choosing(self) -> str:
+        """The field by which rows choose a round, as an error names it."""
+        return "rounds.keep: got 'best'" if self.keeps_best else f"rounds.patience: got {self.patience}"
 
     def cohort(
         self, seed: int, round: int, names: Sequence[str], memory: Mapping[str, Memory] | None = None

@@ -28,13 +28,17 @@ def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None
     adjust = federation.rule.settings.adjust
     if first.samples.any():
         if adjust is not None and adjust.report == "apart":
-            _check_both_sides(first)
+            _check_both_sides(first, "weighing.adjust.report: got 'apart'", "'same'")
+        if plan.chosen_by == "clients":
+            _check_both_sides(first, f"{plan.choosing}, and the server has no rows", "rows at the server")
         return
     why = f" ({first.failures[0].client}: {first.failures[0].reason})" if first.failures else ""
     if plan.stop_at is not None:
         raise UserError(
             f"rounds.stop_at_target: got true, and no client tests the model{why}; allowed: false, or clients that test"
         )
+    if plan.chosen_by == "clients":
+        raise UserError(f"{plan.choosing}, and nobody tests the model{why}; allowed: 'last' without patience, or tests")
     if adjust is not None:
         raise UserError(
             f"weighing.adjust: '{federation.rule_name}' compares accuracies, and no client tests the model{why}; "
@@ -42,22 +46,25 @@ def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None
         )
 
 
-def _check_both_sides(first: Evaluations) -> None:
-    """Refuse adjust.report = apart where no name falls on one of its sides: the order would stay, or nobody report."""
+def _check_both_sides(first: Evaluations, field: str, allowed: str) -> None:
+    """Refuse to choose and report apart where no name falls on one of the sides: nobody would choose, or report."""
     testing = [client for client, rows in zip(first.clients, first.samples, strict=True) if rows]
     if len({chooses(client) for client in testing}) < 2:
         side = "all choose and none reports" if chooses(testing[0]) else "none chooses"
         raise UserError(
-            f"weighing.adjust.report: got 'apart', and of {len(testing)} clients that test {side}, by their names; "
-            "allowed: 'same', or more clients"
+            f"{field}, and of {len(testing)} clients that test {side}, by their names; allowed: {allowed}, or more "
+            "clients"
         )
 
 
 def choosing(federation: Federation, answer: Evaluations) -> Evaluations:
     """Return the answers that may choose an order: all, or with adjust.report = apart those of about half."""
     adjust = federation.rule.settings.adjust
-    if adjust is None or adjust.report == "same":
-        return answer
+    return answer if adjust is None or adjust.report == "same" else choosers(answer)
+
+
+def choosers(answer: Evaluations) -> Evaluations:
+    """Return the answers of those clients that choose where choosing and reporting are apart."""
     return answer.without([client for client in answer.clients if not chooses(client)])
 
 

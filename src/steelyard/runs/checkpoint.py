@@ -24,8 +24,8 @@ from safetensors.torch import load, save
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
-from steelyard.rounds.state import RoundState, States
-from steelyard.runs.facts import checksum
+from steelyard.rounds.state import Best, RoundState, States
+from steelyard.runs.facts import BestRound, checksum
 from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS
@@ -240,6 +240,8 @@ KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
 _NEWEST = "SELECT round, file, states, size, checksum FROM checkpoints ORDER BY round DESC LIMIT ?"
 MODELS = "models/"
+BEST = "best/"
+"""How the names of the models of best rounds begin."""
 SERVER = "server/"
 """How the names of tensors begin that an algorithm's server keeps; the name of the tensor and the federation follow."""
 
@@ -250,13 +252,20 @@ def pack(states: States, clients: Mapping[str, torch.Tensor]) -> tuple[dict[str,
     tensors |= {CLIENTS + name: tensor for name, tensor in clients.items()}
     for name, state in states.items():
         tensors |= {f"{SERVER}{kept}/{name}": tensor for kept, tensor in state.tensors.items()}
-    rest = {name: {key: getattr(state, key) for key in _Rest.model_fields} for name, state in states.items()}
-    return tensors, json.dumps(rest, default=asdict)
+        tensors |= {BEST + name: state.best.parameters} if state.best is not None else {}
+    return tensors, json.dumps({name: _rest(state) for name, state in states.items()}, default=asdict)
+
+
+def _rest(state: RoundState) -> dict[str, Any]:
+    rest = {key: getattr(state, key) for key in _Rest.model_fields if key != "best"}
+    if state.best is not None:
+        rest["best"] = {"round": state.best.round, "score": state.best.score}
+    return rest
 
 
 def without_models(states: States) -> dict[str, RoundState]:
     """Return states whose models are empty, for runs that keep none."""
-    return {name: replace(state, parameters=state.parameters[:0]) for name, state in states.items()}
+    return {name: replace(state, parameters=state.parameters[:0], best=None) for name, state in states.items()}
 
 
 class _Rest(BaseModel, extra="forbid", frozen=True):
@@ -268,6 +277,7 @@ class _Rest(BaseModel, extra="forbid", frozen=True):
     finished: bool
     memory: dict[str, Any]
     ended: str = ""
+    best: BestRound | None = None
 
 
 _RESTS = TypeAdapter(dict[str, _Rest])
@@ -284,17 +294,25 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
         raise ValueError("nested too deeply") from None
     states: dict[str, RoundState] = {}
     for name, rest in rests.items():
-        model = tensors.get(MODELS + name)
-        if model is None or model.dim() != 1 or not model.is_floating_point():
-            raise ValueError(f"no model of {name!r}")
+        model = _flat(tensors, MODELS, name)
+        chosen = rest.best
+        best = None if chosen is None else Best(chosen.round, chosen.score, _flat(tensors, BEST, name))
         kept = {
             key.removeprefix(SERVER).partition("/")[0]: tensor
             for key, tensor in tensors.items()
             if key.startswith(SERVER) and key.removeprefix(SERVER).partition("/")[2] == name
         }
-        states[name] = RoundState(parameters=model, tensors=kept, **dict(rest))
+        others = {key: value for key, value in rest if key != "best"}
+        states[name] = RoundState(parameters=model, tensors=kept, best=best, **others)
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
+
+
+def _flat(tensors: Mapping[str, torch.Tensor], kind: str, name: str) -> torch.Tensor:
+    model = tensors.get(kind + name)
+    if model is None or model.dim() != 1 or not model.is_floating_point():
+        raise ValueError(f"no model of {name!r}")
+    return model
 
 
 @dataclass(frozen=True, eq=False)

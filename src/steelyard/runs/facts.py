@@ -31,6 +31,13 @@ Seed = Annotated[str, StringConstraints(pattern=r"^\d{1,19}$")]
 """A seed, as JSON names it."""
 
 
+class BestRound(Document):
+    """The best round of a rule, and the score by which rows chose it (more is better), as checkpoints hold them."""
+
+    round: int = Field(ge=1)
+    score: float = Field(allow_inf_nan=False)
+
+
 class Promise(Document):
     """What a run promised to its clients, and what it has spent."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import json
 import os
 import time
 from collections import Counter
@@ -29,7 +30,7 @@ from steelyard.rounds.plan import RoundValues
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, read_cohorts, read_scores, read_tested, sampled, unpack
 from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable
-from steelyard.runs.facts import RunFacts
+from steelyard.runs.facts import BestRound, RunFacts
 from steelyard.runs.schema import declared
 
 if TYPE_CHECKING:
@@ -190,6 +191,19 @@ class History:
         with reading(self.folder) as connection:
             rows = connection.by_federation("ended", ("round", "reason"))
             return {who: (round, reason) for who, round, reason in rows}
+
+    @cached_property
+    def best(self) -> dict[tuple[str, int], BestRound]:
+        """The best round of each rule by (rule, seed), as of the last checkpoint; empty where no rows choose one."""
+        with reading(self.folder) as connection:
+            who = dict(connection.rows("federations", ("name", "id")))
+            names, found = connection.federations(), connection.rows("checkpoints", ("states",), _LAST)
+        try:
+            states: dict[str, Any] = json.loads(found[0][0]) if found else {}
+            chosen = {name: state["best"] for name, state in states.items() if "best" in state}
+            return {names[who[name]]: BestRound.model_validate(best) for name, best in chosen.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise unreadable(self.folder, f"the states of its checkpoint: {error}") from error
 
     @cached_property
     def models(self) -> dict[tuple[str, int], str]:

@@ -239,10 +239,11 @@ class Store:
         checked = chain.check(self._db, self.folder, checkpoints=False)
         if not checked.problem:
             checked = replace(checked, problem=bad_signature(self._db, range(checked.round + 1)))
-        for name, state in restored.states.items():
-            row = self._db.execute(_MODEL, (name, state.round)).fetchone()
-            if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
-                words = f"the checkpoint's model of {name} is not the one that round {state.round} ended with"
+        models = [(name, *kept) for name, state in restored.states.items() for kept in state.models]
+        for name, round, model in models if self.keep_models else ():
+            row = self._db.execute(_MODEL, (name, round)).fetchone()
+            if not checked.problem and row != (model_digest(model),):
+                words = f"the checkpoint's model of {name} is not the one that round {round} ended with"
                 checked = replace(checked, problem=words)
         chain.require_whole(checked, self.folder, accept=accept)
         return replace(restored, problems=(*restored.problems, checked.problem)) if checked.problem else restored
