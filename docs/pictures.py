@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import diagrams
 from rich.console import Console
@@ -29,11 +30,45 @@ def main() -> None:
     diagrams.main()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        _draw_readme()
         _draw_first_steps()
         _draw_criteria()
         _draw_page()
         _draw_gallery()
         _draw_flower_app()
+
+
+def _draw_readme() -> None:
+    """Compare two rules over ten seeds as README says, and draw what faulty clients weigh and what becomes of it."""
+    import altair as alt
+
+    from steelyard import Result
+    from steelyard.report.curves import flaws_of
+
+    _terminal("steelyard compare quickstart --rules 'fedavg,VP>LD>DS/max' --seeds 10 --out runs/readme")
+    history = Result(Path("runs/readme")).history
+    faulty = {(seed, client) for seed in range(1, 11) for client in flaws_of(history, seed)}
+    clients, rounds = history.clients, history.rounds
+    clients = clients[[pair in faulty for pair in zip(clients["seed"], clients["client"], strict=True)]]
+    weights = clients.groupby(["rule", "seed", "round"], as_index=False)["weight"].sum()
+    panels = [
+        _mean_of_seeds(weights, "weight", "weight of the six faulty clients"),
+        _mean_of_seeds(rounds[rounds["round"] > 0], "server_accuracy", "accuracy on the server's test set"),
+    ]
+    alt.hconcat(*panels).save(str(IMAGES / "readme.svg"))
+
+
+def _mean_of_seeds(rows: Any, column: str, title: str) -> Any:
+    """Draw the mean over the seeds of each rule by round, with its 95% confidence interval."""
+    import altair as alt
+
+    drawn = alt.Chart(rows[["rule", "round", column]]).encode(
+        alt.X("round:Q", title="round"), alt.Color("rule:N", sort=["fedavg"], legend=alt.Legend(orient="top"))
+    )
+    axis = alt.Axis(format="%")
+    line = drawn.mark_line().encode(alt.Y(f"mean({column}):Q", title=title, axis=axis, scale=alt.Scale(domain=[0, 1])))
+    band = drawn.mark_errorband(extent="ci").encode(alt.Y(f"{column}:Q", title=title, axis=axis))
+    return (band + line).properties(width=360, height=240)
 
 
 def _draw_first_steps() -> None:
