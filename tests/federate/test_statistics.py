@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,14 @@ from tests.kit import assert_refused
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.survey import read_sums, write_sums
-from steelyard.clients.flower.wire import STATISTICS, IntroductionForm, StatisticsForm
+from steelyard.clients.flower.wire import (
+    COMPARE,
+    STATISTICS,
+    FindingsForm,
+    IntroductionForm,
+    SaidFinding,
+    StatisticsForm,
+)
 from steelyard.clients.node import NodeConfig, Terms
 from steelyard.data.site_sums import SiteSums, scales
 from steelyard.experiment.loading import build, read_experiment
@@ -59,18 +67,22 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Sites = Callable[..., FakeGrid]
+Damage = dict[str, Callable[[pd.DataFrame], pd.DataFrame]]
 
 
 @pytest.fixture
 def sites(tables: Path, tmp_path: Path) -> Sites:
     """Return nodes with files of their own, by their owners' terms of statistics."""
 
-    def made(*terms: str, **more: Any) -> FakeGrid:
+    def made(*terms: str, damage: Damage | None = None) -> FakeGrid:
         nodes: dict[int, Any] = {}
         for number, (site, term) in enumerate(zip(SITES, terms, strict=True)):
-            data = {**READING, "path": str(tables / f"{site}.csv")}
+            file = tables / f"{site}.csv"
+            if damage:
+                damage[site](pd.read_csv(file)).to_csv(file := tmp_path / file.name, index=False)
+            data = {**READING, "path": str(file)}
             config = {"client": site, "data": data, "statistics": term, "allow": "", "state": str(tmp_path / site)}
-            nodes[40 + number] = node({**config, **more}, {}, fresh=True)
+            nodes[40 + number] = node(config, {})
         return FakeGrid(nodes)
 
     return made
@@ -92,7 +104,7 @@ def surveyed(grid: FakeGrid, **sections: Any) -> tuple[FlowerClients, dict[str, 
 def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tables: Path, tmp_path: Path) -> None:
     whole = {**EXPERIMENT, "data": {**EXPERIMENT["data"], "path": str(tables / "all.csv")}}
     run(build(whole), out=tmp_path / "simulated")
-    found = federated(sites("sums", "findings", "sums"), tmp_path / "federated")
+    found = federated(sites("sums", "sums", "sums"), tmp_path / "federated")
     assert_same_weights(tmp_path / "simulated", tmp_path / "federated", 1e-4, 1e-5)
     assert found.facts.others["federation_notes"] == ""
     train = pd.read_csv(tables / "all.csv").query("part == 'train'")
@@ -116,15 +128,22 @@ def test_where_fewer_than_two_sites_tell_each_scales_alone_and_the_run_says_so(s
     assert (held, "each node scales by its own rows" in clients.notes[-1]) == ({}, True)
 
 
-HONEST = SiteSums(("age", "dose"), np.array([50, 50]), np.array([40.0, 2.0]), np.array([9.0, 1.0]))
+HONEST = SiteSums.of(("age", "dose"), np.random.default_rng(1).normal((40, 2), (9, 0.3), (60, 2)), 10, {"y": {"0": 60}})
 LIES: dict[str, Any] = {
     "NaN": {"mean": np.array([np.nan, 1.0])},
     "infinite": {"deviation": np.array([np.inf, 1.0])},
     "beyond all": {"mean": np.array([1e300, 1.0])},
     "negative": {"deviation": np.array([-1.0, 1.0])},
+    "bins of more": {"bins": HONEST.bins * 2},
+    "bins below 0": {"bins": HONEST.bins - 1},
+    "words of more rows": {"words": {"y": {"0": 61}}},
+    "words below 0": {"words": {"y": {"0": -1}}},
+    "words for a number": {"words": {"age": {"0": 60}}},
+    "long words": {"words": {"y": {"w" * 201: 60}}},
     "tiny": {"deviation": np.array([1e-200, 1.0])},
-    "more rows than there are": {"present": np.array([1 << 62, 50])},
-    "fewer than none": {"present": np.array([-5, 50])},
+    "more rows than there are": {"present": np.array([1 << 62, 60])},
+    "fewer than none": {"present": np.array([-5, 60])},
+    "rows beyond all": {"rows": 10**400},
     "another shape": {"mean": np.zeros((2, 2))},
     "another type": {"present": np.array([50.0, 50.0])},
     "too short": {"mean": np.zeros(1)},
@@ -136,39 +155,93 @@ LIES: dict[str, Any] = {
 }
 
 
-def answering(name: str, answer: RecordDict) -> Callable[[Message], RecordDict]:
-    """A node that lives on nothing but this answer."""
+def answering(
+    name: str, answer: RecordDict, findings: list[SaidFinding] | None = None
+) -> Callable[[Message], RecordDict]:
+    """A node that has nothing but these answers."""
+    terms = Terms(statistics="sums" if findings is None else "findings")
 
     def reply(message: Message) -> RecordDict:
         if message.metadata.message_type == STATISTICS:
             return answer
-        form = IntroductionForm(version="", clients=[name], about={"features": [2]}, terms=Terms(statistics="sums"))
-        return wire.content(form, {})
+        if message.metadata.message_type == COMPARE:
+            return wire.content(FindingsForm(findings=findings or []), {})
+        return wire.content(IntroductionForm(version="", clients=[name], about={"features": [2]}, terms=terms), {})
 
     return reply
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_what_no_site_can_have_is_named_and_left_out(lie: str) -> None:
-    arrays = {name: value for name, value in LIES[lie].items() if name != "columns"}
-    form = {name: value for name, value in LIES[lie].items() if name == "columns"}
+    arrays = {name: value for name, value in LIES[lie].items() if isinstance(value, np.ndarray)}
+    form = {name: value for name, value in LIES[lie].items() if name not in arrays}
     liar = changed_answer(write_sums(HONEST), arrays, **form)
     honest = [answering(name, write_sums(HONEST)) for name in ("a", "b")]
     clients = crowd({1: honest[0], 2: honest[1], 3: answering("c", liar)})
-    told = clients.survey()
-    assert [part.clients for part in told] == [("a",), ("b",)]
+    together = clients.survey().together
+    assert together is not None
+    assert together.rows == 2 * HONEST.rows
     (note,) = clients.notes
     assert note.startswith("statistics of c: ")
     assert len(note) < 400
 
 
 def test_a_site_that_claims_a_thousand_times_the_rows_counts_as_three_of_the_median() -> None:
-    large = replace(HONEST, present=HONEST.present * 1000, mean=HONEST.mean + 7)
-    grid = {n: answering(str(n), write_sums(one)) for n, one in enumerate((HONEST, HONEST, large))}
-    document = kit.changed(EXPERIMENT, data={"owner": None, "held_out": None}, partition=None)
+    large = replace(
+        HONEST, rows=60_000, present=HONEST.present * 1000, bins=HONEST.bins * 1000, mean=HONEST.mean + 7, words={}
+    )
+    clients = crowd({n: answering(str(n), write_sums(one)) for n, one in enumerate((HONEST, HONEST, large))})
+    together = clients.survey().together
+    assert together is not None
+    assert scales(together)["age"][0] == pytest.approx(HONEST.mean[0] + 7 * 3 / 5, abs=0.2)
+
+
+SAID = SaidFinding(name="other-units", column="dose", factor=10.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "noted"),
+    [
+        ([SAID], "warning: column 'dose' at 'c': other-units, about 10 times as large as at the others"),
+        ([SAID.model_copy(update={"name": "<b>your site is wrong</b>"})], "statistics of c: findings: got '<b>"),
+        ([SAID.model_copy(update={"column": "ssn"})], "statistics of c: findings: got 'other-units' of 'ssn'"),
+        ([SAID.model_copy(update={"factor": 1e300})], "statistics of c: findings: a factor of 1e+300"),
+        ([SAID] * 51, "statistics of c: findings: 51; allowed: at most 50"),
+    ],
+)
+def test_what_nodes_say_of_themselves_is_said_in_our_words(said: list[SaidFinding], noted: str) -> None:
+    answers = {name: answering(name, write_sums(HONEST), []) for name in ("a", "b")}
+    grid = {1: answers["a"], 2: answers["b"], 3: answering("c", write_sums(HONEST), said)}
     clients = crowd(grid)
-    found = agreed(clients, build({**document, "partition": {"clients": 3}}))
-    assert found["data.scales"]["age"][0] == pytest.approx(40 + 7 * 3 / 5)
+    assert agreed(clients, build(kit.changed(EXPERIMENT, data={"normalise": "client"}))) == {}
+    assert [note[: len(noted)] for note in clients.notes] == [noted]
+
+
+def test_each_site_compares_itself_and_tells_what_its_owner_allows(
+    sites: Sites, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One has doses in other units, one 30 ages of -999; the third, which has the answer, lets no finding out."""
+    damage = {"north": lambda t: t.assign(dose=t["dose"] * 1000), "south": _without_ages, "west": _with_the_answer}
+    caplog.set_level(logging.WARNING)
+    grid = sites("findings", "findings", "sums", damage=damage)
+    clients, held = surveyed(grid, data={"normalise": "client"})
+    assert held == {}
+    told = sorted(note.split(" (")[0] for note in clients.notes)
+    assert told == [
+        "warning: column 'age' at 'south': not-recorded",
+        "warning: column 'dose' at 'north': other-units, about 1000 times as large as at the others",
+    ]
+    own = [record.getMessage() for record in caplog.records if record.name.endswith("client_app")]
+    assert any("-999 in 22 rows" in line for line in own)
+    assert any("'dose' at 'west' alone gives the label" in line for line in own)
+
+
+def _without_ages(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(age=table["age"].where(np.arange(len(table)) % 3 != 1, -999))
+
+
+def _with_the_answer(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(dose=table["y"] * 2.0 + 1)
 
 
 def ask(site: Any, **sections: Any) -> RecordDict:
@@ -180,7 +253,7 @@ def ask(site: Any, **sections: Any) -> RecordDict:
 
 def test_a_second_question_is_answered_with_the_same_and_written_down(sites: Sites, tmp_path: Path) -> None:
     site = sites("sums", "no", "no").nodes[40]
-    first, second = (read_sums(ask(site, rounds={"count": rounds})) for rounds in (1, 2))
+    first, second = (read_sums(*wire.split(ask(site, rounds={"count": rounds}))) for rounds in (1, 2))
     assert (first.mean.tolist(), first.present.tolist()) == (second.mean.tolist(), second.present.tolist())
     assert (tmp_path / "north" / ASKED).read_text().count('"what":"statistics"') == 2
 
@@ -189,7 +262,6 @@ def test_a_second_question_is_answered_with_the_same_and_written_down(sites: Sit
     ("term", "sections", "line"),
     [
         ("no", {}, "NotAllowed: statistics: this node's owner lets nobody know any"),
-        ("sums", {"data": {"normalise": "client"}}, "NotAllowed: statistics: this experiment scales no columns"),
         ("sums", {"data": {"ignore": ["age"]}}, "NotAllowed: data.ignore: got"),
         ("sums", {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}}, "[privacy] covers"),
     ],
@@ -206,7 +278,9 @@ def test_a_node_refuses_what_its_owner_or_the_experiment_does_not_need(
 def test_nothing_that_is_told_rests_on_fewer_rows_than_the_owner_allows(missing: int) -> None:
     cells = np.arange(60.0)
     cells[:missing] = np.nan
-    told = SiteSums.of(["x"], cells[:, None], 10)
+    told = SiteSums.of(["x"], cells[:, None], 10, {"y": {"rare": 4, "usual": 56}})
+    assert told.words == {"y": {"usual": 60}}
+    assert (told.bins[told.bins > 0] >= 10).all()
     expected = {0: 60, 3: 60, 20: 40, 55: 0}[missing]
     assert told.present.tolist() == [expected]
     assert told.mean[0] == pytest.approx(np.nanmean(cells) if expected else 0)

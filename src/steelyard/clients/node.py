@@ -17,7 +17,7 @@ from steelyard.proof.signing import SERVER, Keys
 
 if TYPE_CHECKING:
     # Only for annotations, for speed of start.
-    from steelyard.data.site_sums import SiteSums
+    from steelyard.data.site_sums import SiteColumns
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
@@ -78,8 +78,9 @@ class Terms(Section):
     questions_per_day: int | None = Field(default=None, ge=1)
     """How many models are tested here within 24 hours."""
     statistics: Literal["no", "sums", "findings"] | None = None
-    """What a server may know of the columns before round 1. "no", the default: nothing; "sums": of each column how many
-    cells, mean and deviation, so that sites agree on scales; "findings": these, and what seems wrong in comparison."""
+    """What a server may know of the columns before round 1. "no", the default: nothing; "sums": how many cells and
+    words of each column, in bins, and where scales are to be agreed on mean and deviation; "findings": also what seems
+    wrong here beside the others, by name, column and a coarse factor."""
 
 
 class NodeConfig(Terms):
@@ -321,5 +322,5 @@ class NodeClients:
     """What a server without data must know to make the first model, such as the shape of a sample."""
     notes: tuple[str, ...] = ()
     """What the owner of the node should know, one line each."""
-    sums: SiteSums | None = None
-    """What may be told of the columns of its training rows; None where the data are no table."""
+    columns: SiteColumns | None = None
+    """What its training rows hold, as far as somebody may ask; None of data that are no table."""

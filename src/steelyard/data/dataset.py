@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, brief
 from steelyard.data.preparation import Preparation, Scale, Target, Values
-from steelyard.data.site_sums import SiteSums
 from steelyard.data.sources.source import FurtherTask, TaskKind
 from steelyard.learning.augmentation import Augmentation
 
@@ -59,11 +58,6 @@ class RawColumns:
         seen, nothing = self.numbers[train], np.full((1, self.numbers.shape[1]), np.nan)
         ends = np.concatenate([seen, nothing])
         return np.fmin.reduce(ends, axis=0), np.fmax.reduce(ends, axis=0)
-
-    def sums(self, train: Rows, least: int) -> SiteSums:
-        """Return what may be told of these rows; an empty cell is 0 where it is filled so."""
-        seen = self.numbers[train]
-        return SiteSums.of(self.names, np.nan_to_num(seen) if self.missing == "zero" else seen, least)
 
     def features(self, numbers: NDArray[np.float64]) -> torch.Tensor:
         """Return these numbers before the 0/1 columns."""

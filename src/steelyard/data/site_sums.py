@@ -1,64 +1,164 @@
-"""What a site tells of its columns of numbers, so that sites agree on one scale: counts, means, deviations; no row.
+"""What a site tells of its columns, so that sites agree on scales and compare themselves: sums and counts, no row.
 
-Everything follows from the site's own training rows and its owner's minimum. Whoever asks chooses nothing: two answers
-never differ by a few rows, and a second one says what the first one said.
+Everything follows from the site's own training rows and its owner's minimum. The bins of the histograms are the same
+for everybody, and whoever asks chooses nothing: two answers never differ by a few rows, and a second one says what the
+first one said.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.data.findings import Finding, alone, beside, in_order
+from steelyard.data.profile import ColumnProfile, SiteProfile, edges_of, profile_column
+
+if TYPE_CHECKING:
+    # Only for annotations: the process of a node that speaks to the server does without torch.
+    from steelyard.data.dataset import Dataset, Rows
+
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+_MAGNITUDES: Floats = 10.0 ** (np.arange(-120, 241) / 20)
+EDGES: Floats = np.concatenate([-_MAGNITUDES[::-1], _MAGNITUDES])
+"""Where bins meet: twenty to each power of ten, from a millionth to a trillion, below and above 0."""
+BINS = len(EDGES) + 1
 MOST_ROWS = 10**12
 LARGEST, SMALLEST = 1e30, 1e-30
 """Of means and deviations; an experiment holds no larger ones, and a smaller deviation would scale to infinity."""
+_PARTS = 8
+"""In so many parts of the others' cells a site compares how its own are spread."""
 
 
 @dataclass(frozen=True, eq=False)
 class SiteSums:
-    """The columns of one site, or of several together; each column's numbers stand at its place in `columns`."""
+    """The columns of one site, or of several together; a column's numbers stand at its place in `columns`."""
 
+    rows: int
     columns: tuple[str, ...]
+    """The columns of numbers, ascending."""
     present: Counts
     """Cells that are there; 0 where they are too few to be told."""
     mean: Floats
     deviation: Floats
+    bins: Counts
+    """Columns × cells in each bin."""
+    words: Mapping[str, Mapping[str, int]]
+    """By column of words: rows with each that is common enough to be told. The classes stand under the label's name."""
 
     @classmethod
-    def of(cls, columns: Sequence[str], numbers: Floats, least: int) -> SiteSums:
-        """Return what a site tells of rows × columns, NaN for empty cells.
+    def of(
+        cls, columns: Sequence[str], numbers: Floats, least: int, words: Mapping[str, Mapping[str, int]] | None = None
+    ) -> SiteSums:
+        """Return what a site tells of rows × columns, NaN for empty cells, and of its counts of words.
 
-        Nothing rests on fewer than `least` rows: a column with fewer cells is not told, and fewer empty cells than that
-        count as full.
+        Nothing rests on fewer than `least` rows. A column with fewer cells is not told, and fewer empty cells than that
+        count as full; a bin with fewer joins the next, and words with fewer are left out.
         """
+        order = sorted(range(len(columns)), key=lambda place: columns[place])
+        numbers, least = numbers[:, order], max(least, 1)
         there = ~np.isnan(numbers)
         count = there.sum(axis=0)
         mean = np.where(there, numbers, 0.0).sum(axis=0) / np.maximum(count, 1)
         deviation = np.sqrt(np.square(np.where(there, numbers - mean, 0.0)).sum(axis=0) / np.maximum(count, 1))
-        told = count >= max(least, 1)
-        present = np.where(len(numbers) - count < least, len(numbers), count)
-        return cls(tuple(columns), (present * told).astype(np.int64), mean * told, deviation * told)
+        told = count >= least
+        present = (np.where(len(numbers) - count < least, len(numbers), count) * told).astype(np.int64)
+        bins = [_bins(cells, present, least) for cells, present in zip(numbers.T, present.tolist(), strict=True)]
+        return cls(
+            rows=len(numbers),
+            columns=tuple(columns[place] for place in order),
+            present=present,
+            mean=mean * told,
+            deviation=deviation * told,
+            bins=np.array(bins, np.int64).reshape(-1, BINS),
+            words={name: _levels(counts, len(numbers), least) for name, counts in (words or {}).items()},
+        )
 
-    def at_most(self, cells: int) -> SiteSums:
-        """Return the same where no column counts for more cells, so that nobody decides by what it claims."""
-        return replace(self, present=np.minimum(self.present, cells))
+    def without_scales(self) -> SiteSums:
+        """Return it without means and deviations."""
+        return replace(self, mean=np.zeros_like(self.mean), deviation=np.zeros_like(self.deviation))
+
+    def at_most(self, rows: int) -> SiteSums:
+        """Return the same as if it had so many rows at most, so that nobody decides by what it claims."""
+        if self.rows <= rows:
+            return self
+        bins = (self.bins * (rows / self.rows)).astype(np.int64)
+        words = {
+            name: {word: int(count * rows / self.rows) for word, count in counts.items()}
+            for name, counts in self.words.items()
+        }
+        return replace(self, rows=rows, present=bins.sum(axis=1), bins=bins, words=words)
 
     def fault(self) -> str:
         """Say why no site can have such numbers; empty where one can."""
-        if len(set(self.columns)) != len(self.columns):
+        if len({*self.columns, *self.words}) != len(self.columns) + len(self.words):
             return "a column is named twice; allowed: once"
-        if not bool(((self.present >= 0) & (self.present <= MOST_ROWS)).all()):
-            return f"counts below 0 or above {MOST_ROWS:g}; allowed: numbers of cells"
+        worded = [sum(counts.values()) for counts in self.words.values()]
+        least = [count for counts in self.words.values() for count in counts.values()]
+        counted = [*self.present.tolist(), *worded, *least]
+        if not 0 <= self.rows <= MOST_ROWS or not all(0 <= count <= self.rows for count in counted):
+            return f"counts below 0 or above the {self.rows} rows; allowed: numbers of rows"
+        if bool((self.bins < 0).any()) or not np.array_equal(self.bins.sum(axis=1, dtype=np.float64), self.present):
+            return "bins that do not add up to the cells; allowed: each cell in one bin"
         spread = (self.deviation == 0) | ((self.deviation >= SMALLEST) & (self.deviation < LARGEST))
         if not bool(((np.abs(self.mean) < LARGEST) & spread).all()):
             return f"a mean or deviation that is no number from {SMALLEST:g} to {LARGEST:g}; allowed: those of cells"
         return ""
+
+    def minus(self, part: SiteSums) -> SiteSums:
+        """Return what the others have, of what all with the same columns have; no count falls below 0."""
+        words = {name: Counter(counts) - Counter(part.words.get(name, {})) for name, counts in self.words.items()}
+        bins = np.maximum(self.bins - part.bins, 0)
+        return replace(self, rows=max(self.rows - part.rows, 0), present=bins.sum(axis=1), bins=bins, words=words)
+
+    def profile(self, site: str, label: str) -> SiteProfile:
+        """Return it as a profile that others can be compared with."""
+        nothing, none = np.zeros(1, np.int64), np.zeros(0)
+        columns = {
+            name: ColumnProfile(self.rows, self.rows - cells, cells, 0.0, 0.0, EDGES, bins, {})
+            for name, cells, bins in zip(self.columns, self.present.tolist(), self.bins, strict=True)
+        }
+        worded = {
+            name: ColumnProfile(self.rows, self.rows - sum(counts.values()), 0, 0.0, 0.0, none, nothing, counts)
+            for name, counts in self.words.items()
+        }
+        labels = worded.pop(label, ColumnProfile(self.rows, 0, 0, 0.0, 0.0, none, nothing, {}))
+        return SiteProfile(site, self.rows, label, labels, {**columns, **worded})
+
+
+def _bins(cells: Floats, present: int, least: int) -> Counts:
+    """Count cells in bins; from below, a bin with too few joins the next, and the last ones the one before.
+
+    Cells that count as there and are empty are in the fullest bin.
+    """
+    found = np.zeros(BINS, np.int64)
+    if not present:
+        return found
+    exact = np.bincount(np.searchsorted(EDGES, cells[~np.isnan(cells)]), minlength=BINS)
+    held, last = 0, -1
+    for place in np.flatnonzero(exact).tolist():
+        held += int(exact[place])
+        if held >= least:
+            found[place], held, last = held, 0, place
+    found[last] += held
+    found[int(found.argmax())] += present - int(found.sum())
+    return found
+
+
+def _levels(counts: Mapping[str, int], rows: int, least: int) -> dict[str, int]:
+    """Leave out words with too few rows; where all that is left out is too few, it counts as the commonest word."""
+    told = {word: count for word, count in counts.items() if count >= least}
+    rest = rows - sum(told.values())
+    if told and rest < least:
+        told[max(told, key=lambda word: told[word])] += rest
+    return told
 
 
 def pooled(parts: Sequence[SiteSums]) -> SiteSums:
@@ -70,19 +170,88 @@ def pooled(parts: Sequence[SiteSums]) -> SiteSums:
         share * (np.square(part.deviation) + np.square(part.mean - mean))
         for share, part in zip(shares, parts, strict=True)
     ]
-    return SiteSums(parts[0].columns, present, mean, np.sqrt(np.sum(squares, axis=0)))
+    return SiteSums(
+        rows=sum(part.rows for part in parts),
+        columns=parts[0].columns,
+        present=present,
+        mean=mean,
+        deviation=np.sqrt(np.sum(squares, axis=0)),
+        bins=np.sum([part.bins for part in parts], axis=0),
+        words={
+            name: dict(sum((Counter(part.words.get(name, {})) for part in parts), Counter[str]()))
+            for name in dict.fromkeys(name for part in parts for name in part.words)
+        },
+    )
 
 
 def scales(together: SiteSums) -> Mapping[str, tuple[float, float]]:
     """Return the mean and deviation by which every site fills and scales each column; 1 for one that never changes."""
+    numbers = (together.present.tolist(), together.mean.tolist(), together.deviation.tolist())
     return {
         name: (mean, deviation or 1.0)
-        for name, cells, mean, deviation in zip(
-            together.columns,
-            together.present.tolist(),
-            together.mean.tolist(),
-            together.deviation.tolist(),
-            strict=True,
-        )
+        for name, cells, mean, deviation in zip(together.columns, *numbers, strict=True)
         if cells
     }
+
+
+# One site's training rows, and its place among the others.
+
+
+@dataclass(frozen=True, eq=False)
+class SiteColumns:
+    """What one site knows of its columns: what may be told, and what it can look at by itself."""
+
+    label: str
+    sums: SiteSums
+    own: SiteProfile
+    least: int
+    """The rows that what is told must rest on."""
+
+    @classmethod
+    def of(cls, site: str, dataset: Dataset, train: Rows, least: int) -> SiteColumns:
+        """Return what the training rows of a table hold; an empty cell is 0 where it is filled so."""
+        raw, described = dataset.raw, dataset.described
+        assert raw is not None
+        numbers = np.nan_to_num(raw.numbers[train]) if raw.missing == "zero" else raw.numbers[train]
+        labels, target = dataset.labels.numpy()[train], described.target
+        ends = np.cumsum([0, *(len(column.levels) for column in described.columns if column.kind == "category")])
+        categories = [column for column in described.columns if column.kind == "category"]
+        flags = [raw.flags[train, begin:end].sum(axis=0).astype(int).tolist() for begin, end in pairwise(ends.tolist())]
+        words = {
+            column.name: dict(zip(column.levels, counts, strict=True))
+            for column, counts in zip(categories, flags, strict=True)
+        }
+        classes = dict[str, int]()
+        if dataset.classes:
+            counts = np.bincount(labels.astype(np.int64), minlength=len(target.names)).tolist()
+            classes = {name: count for name, count in zip(target.names, counts, strict=True) if count}
+        leading = labels if dataset.classes or dataset.task is None else None
+        columns = {
+            name: profile_column(cells, cells, edges_of(cells), leading)
+            for name, cells in zip(raw.names, numbers.T, strict=True)
+        }
+        sums = SiteSums.of(raw.names, numbers, least, {**words, **({target.label: classes} if classes else {})})
+        whole = sums.profile(site, target.label)
+        return cls(target.label, sums, replace(whole, columns={**whole.columns, **columns}), least)
+
+    def findings(self, others: SiteSums) -> list[Finding]:
+        """Return what seems wrong here: in the own rows, and beside the others by what was told of both alone.
+
+        So nobody learns more by sending other numbers for others than there are.
+        """
+        return in_order([*alone(self.own), *beside(*against(self.sums, others, self.own.site, self.label))])
+
+
+def against(own: SiteSums, others: SiteSums, site: str, label: str) -> tuple[SiteProfile, SiteProfile]:
+    """Return a site and the others as profiles whose cells are counted in a few parts, since bins are folded."""
+    mine, theirs = own.profile(site, label), others.profile("others", label)
+    columns, usual = dict(mine.columns), dict(theirs.columns)
+    for name in own.columns:
+        reached = np.cumsum(theirs.columns[name].counts)
+        wanted = np.searchsorted(reached, reached[-1] * np.arange(1, _PARTS) / _PARTS)
+        cuts = np.unique(np.minimum(wanted, len(EDGES) - 1))
+        for found, profile in ((columns, mine), (usual, theirs)):
+            column = profile.columns[name]
+            counts = np.diff([0, *np.cumsum(column.counts)[cuts].tolist(), column.bulk])
+            found[name] = replace(column, quantiles=column.estimated(), edges=EDGES[cuts], counts=counts)
+    return replace(mine, columns=columns), replace(theirs, columns=usual)

@@ -198,6 +198,11 @@ class Kind(Section):
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""
 
     @property
+    def has_columns(self) -> bool:
+        """Whether the sites have columns that can be compared before the first round."""
+        return False
+
+    @property
     def agrees(self) -> bool:
         """Whether there are columns on whose scales sites should agree before the first round."""
         return False

@@ -307,6 +307,11 @@ class LearningDescription(Description):
         return known if shape is None else {**known, "features": list(shape)}
 
     @property
+    def has_columns(self) -> bool:
+        """Whether the data are a table."""
+        return isinstance(self.data, Csv)
+
+    @property
     def agrees(self) -> bool:
         """Whether a table's columns are scaled over all clients, by no scales that the experiment says."""
         return isinstance(self.data, Csv) and self.data.normalise == "standard" and not self.data.scales

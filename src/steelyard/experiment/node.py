@@ -16,7 +16,7 @@ from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.data import DataSettings, PartitionSettings, load
 from steelyard.data.dataset import ClientRows, Dataset, Population
-from steelyard.data.site_sums import SiteSums
+from steelyard.data.site_sums import SiteColumns
 from steelyard.data.sources.csv import Csv
 from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, with_enough
 from steelyard.experiment.simulation import LearningSections
@@ -59,8 +59,8 @@ def host_learning(
     about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": outputs}
     about |= {"pixels": 1} if dataset.task == "segmentation" else {}
     if node.guards_rows:
-        guarded, names, notes, sums = _guarded_rows(sections, dataset, seed, node, rows_behind)
-        return NodeClients(sections.sending(guarded), names, about, notes, sums)
+        guarded, names, notes, columns = _guarded_rows(sections, dataset, seed, node, rows_behind)
+        return NodeClients(sections.sending(guarded), names, about, notes, columns)
     if node.own_data:
         sections = replace(sections, partition=_own_rows(sections.partition))
     first = _population(sections, dataset, seed, node)
@@ -68,24 +68,25 @@ def host_learning(
         lambda wanted: first if wanted == seed else _population(sections, dataset, wanted, node),
         *(sections.model, sections.training, _compute(sections.compute), sections.criteria, node.facts(first.names)),
     )
-    sums = _sums(sections, dataset, seed, first.names, node)
-    return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about, sums=sums)
+    columns = _columns(sections, dataset, seed, first.names, node)
+    return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about, columns=columns)
 
 
-def _sums(
+def _columns(
     sections: LearningSections, dataset: Dataset, seed: int, names: Sequence[str], node: NodeConfig
-) -> SiteSums | None:
+) -> SiteColumns | None:
     """Return what may be told of the rows that the clients here train on; None where nobody may ask, or of no table."""
     if dataset.raw is None or node.terms.statistics in (None, "no"):
         return None
     shared = sections.population(dataset, seed, everyone=not node.own_data)
     train = np.unique(np.concatenate([shared.by_name[name].train for name in names]))
-    return dataset.raw.sums(train, node.min_rows if node.guards_rows else 1)
+    site = ", ".join(node.names) or "this node"
+    return SiteColumns.of(site, dataset, train, node.min_rows if node.guards_rows else 1)
 
 
 def _guarded_rows(
     sections: LearningSections, dataset: Dataset, seed: int, node: NodeConfig, rows_behind: Callable[[int, int], float]
-) -> tuple[Clients, tuple[str, ...], tuple[str, ...], SiteSums | None]:
+) -> tuple[Clients, tuple[str, ...], tuple[str, ...], SiteColumns | None]:
     """Build the clients of a node that reads its owner's file: its rows are fixed by that file, whatever is asked.
 
     Returns the clients, their names, what the owner should know, and what may be told of the columns.
@@ -105,8 +106,8 @@ def _guarded_rows(
     behind = {name: [rows_behind(sum(counts), count) for count in counts] for name, counts in labelled.items()}
     counting = any(criterion.needs.label_counts for criterion in sections.criteria)
     guarded = EnoughRows(clients, node.min_rows, secret, tested, labelled, behind, counts_labels=counting)
-    sums = _sums(replace(sections, partition=partition, flaws=()), dataset, seed, fixed.names, node)
-    return guarded, tuple(sorted(fixed.names)), notes, sums
+    columns = _columns(replace(sections, partition=partition, flaws=()), dataset, seed, fixed.names, node)
+    return guarded, tuple(sorted(fixed.names)), notes, columns
 
 
 def _check_introduction(dataset: Dataset, data: DataSettings, node: NodeConfig) -> None:

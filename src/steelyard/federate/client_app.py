@@ -42,6 +42,8 @@ from steelyard.clients.flower.hidden_messages import (
 )
 from steelyard.clients.flower.wire import (
     AskForm,
+    ComparisonForm,
+    FindingsForm,
     HeadsForm,
     IntroductionForm,
     Refused,
@@ -52,6 +54,7 @@ from steelyard.clients.flower.wire import (
 )
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Noise, Sending, SendingClients, Step, in_order
+from steelyard.data.site_sums import SiteColumns
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import book
@@ -344,15 +347,45 @@ def _statistics(message: Message, context: Context) -> RecordDict:
     form = StatisticsForm.read(wire.split(message.content)[0])
 
     def work(config: NodeConfig) -> RecordDict:
-        experiment, node = node_clients(form.experiment, config)
-        if config.terms.statistics in (None, "no"):
-            raise NotAllowed("statistics: this node's owner lets nobody know any; allowed: training")
-        if reason := experiment.refuses_statistics:
-            raise NotAllowed(f"statistics: {reason}; allowed: training")
-        if node.sums is None or not experiment.agrees:
-            raise NotAllowed("statistics: this experiment scales no columns over all nodes; allowed: training")
-        book.tell(config, survey.words(node.sums), len(node.sums.columns), form.run)
-        return survey.write_sums(node.sums)
+        experiment, columns = _columns(form, config)
+        sums = columns.sums if experiment.agrees else columns.sums.without_scales()
+        what = survey.words(sums, scales=experiment.agrees)
+        book.tell(config, what, len(sums.columns) + len(sums.words), form.run)
+        return survey.write_sums(sums)
+
+    return on_this_node(context, work, form.seconds)
+
+
+def _columns(form: StatisticsForm, config: NodeConfig) -> tuple[Description, SiteColumns]:
+    """Return the columns of this node, or refuse a server that its owner or the experiment lets know nothing."""
+    experiment, node = node_clients(form.experiment, config)
+    if config.terms.statistics in (None, "no"):
+        raise NotAllowed("statistics: this node's owner lets nobody know any; allowed: training")
+    if reason := experiment.refuses_statistics:
+        raise NotAllowed(f"statistics: {reason}; allowed: training")
+    if node.columns is None or len(node.columns.sums.columns) > survey.MOST_COLUMNS:
+        raise NotAllowed(f"statistics: no table of at most {survey.MOST_COLUMNS} columns is here; allowed: training")
+    return experiment, node.columns
+
+
+def _compare(message: Message, context: Context) -> RecordDict:
+    text, arrays = wire.split(message.content)
+    others = survey.read_sums(text, arrays, ComparisonForm)
+    form = ComparisonForm.read(text)
+
+    def work(config: NodeConfig) -> RecordDict:
+        _, columns = _columns(form, config)
+        if others.columns != columns.sums.columns:
+            raise Refused("columns: not those of this node; allowed: these")
+        findings = columns.findings(others)
+        for finding in findings:
+            _log.warning(f"{finding.level}: {finding.sentence}")
+        told = []
+        if config.terms.statistics == "findings":
+            told = survey.write_findings(findings, columns.least)
+            shown = ", ".join(f"{one.name} {one.column}".strip() for one in told) or "that nothing seems wrong"
+            book.tell(config, shown, len(told), form.run)
+        return wire.content(FindingsForm(findings=told), {})
 
     return on_this_node(context, work, form.seconds)
 
@@ -450,6 +483,12 @@ def heads(message: Message, context: Context) -> Message:
 def statistics(message: Message, context: Context) -> Message:
     """Tell of this node's columns what its owner allows."""
     return Message(_statistics(message, context), reply_to=message)
+
+
+@app.query("compare")
+def compare(message: Message, context: Context) -> Message:
+    """Compare this node with the others, and tell of it what its owner allows."""
+    return Message(_compare(message, context), reply_to=message)
 
 
 @app.train("task")

@@ -20,9 +20,8 @@ from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_grid import HiddenClients
 from steelyard.clients.flower.mailbox import RunStopped
 from steelyard.clients.flower.register import REGISTER, RegisterFile
-from steelyard.clients.flower.wire import most_counted
 from steelyard.clients.protocol import Clients, Server
-from steelyard.data.site_sums import pooled
+from steelyard.data.findings import in_order
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.node_rules import held_to
@@ -125,19 +124,27 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey
 
 
 def agreed(clients: FlowerClients, experiment: Description) -> dict[str, Any]:
-    """Return the fields that the sites agree on by what their owners let them tell; two sites must tell something."""
-    if not experiment.agrees:
+    """Return the fields that the sites agree on by what their owners let them tell, and note what seems wrong.
+
+    Two sites must tell something.
+    """
+    roster = clients.roster
+    comparing = experiment.has_columns and bool(roster.telling("findings"))
+    if not (experiment.agrees or comparing):
         return {}
-    told = [] if experiment.refuses_statistics else clients.survey()
-    if len(told) < 2:
-        why = experiment.refuses_statistics or f"{len(told)} nodes tell of their columns (statistics), two are needed"
-        clients.roster.note(f"data.normalise: {why}; each node scales by its own rows")
+    survey = clients.survey()
+    together = None if experiment.refuses_statistics else survey.together
+    if together is None:
+        why = experiment.refuses_statistics or "fewer than two nodes tell of their columns (statistics)"
+        alone = "; each node scales by its own rows" if experiment.agrees else ""
+        roster.note(f"statistics: {why}{alone}")
         return {}
-    cells = [int(one.sums.present.max(initial=0)) for one in told]
-    most = most_counted(cells, clients.settings.test_bound)
-    fields = experiment.agreed(pooled([one.sums.at_most(most) for one in told]))
+    if comparing:
+        for finding in in_order(survey.findings()):
+            roster.note(f"{finding.level}: {finding.sentence}")
+    fields = experiment.agreed(together)
     for name, found in fields.items():
-        _log.info(f"{name}: {len(found)} columns, agreed by {len(told)} nodes")
+        _log.info(f"{name}: {len(found)} columns, agreed by the nodes")
     return fields
 
 

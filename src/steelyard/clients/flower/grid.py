@@ -19,7 +19,7 @@ from steelyard.clients.flower import wire
 from steelyard.clients.flower.mailbox import Errand, Exchange, Request, RequestSender
 from steelyard.clients.flower.register import FederateSettings, Register
 from steelyard.clients.flower.roster import Roster
-from steelyard.clients.flower.survey import Told, ask_sums
+from steelyard.clients.flower.survey import Survey
 from steelyard.clients.flower.tasks import (
     Expected,
     Refusal,
@@ -251,9 +251,10 @@ class FlowerClients(Clients):
         self.terms, self._experiment = terms, experiment
         self.roster.ask_for(experiment)
 
-    def survey(self) -> list[Told]:
-        """Ask nodes, where their owners allow it, what their columns hold; call it once, before the first round."""
-        return ask_sums(self.roster, self.exchange, self._run, self._experiment, self.settings.timeout)
+    def survey(self) -> Survey:
+        """Ask nodes, where their owners allow it, what their columns hold; use it before the first round."""
+        words = (self._run, self._experiment, self.settings.timeout)
+        return Survey(self.roster, self.exchange, *words, self.settings.test_bound)
 
     def names(self, seed: int) -> Sequence[str]:
         """Return every client that ever registered in this run, ascending, also those whose node is away."""

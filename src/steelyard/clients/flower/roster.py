@@ -242,9 +242,9 @@ class Roster:
         """What the owners of the nodes that take part limit, by node."""
         return {self._name(node): claim.terms for node, claim in sorted(self._claims.items())}
 
-    def telling(self) -> list[str]:
-        """Return the clients of nodes whose owners let them tell of their columns."""
-        told = [node for node, claim in self._claims.items() if claim.terms.statistics in ("sums", "findings")]
+    def telling(self, *terms: str) -> list[str]:
+        """Return the clients of nodes whose owners let them tell as much of their columns."""
+        told = [node for node, claim in self._claims.items() if claim.terms.statistics in terms]
         return sorted(client for client, node in self._holders.items() if node in told)
 
     def ask_for(self, experiment: str) -> None:

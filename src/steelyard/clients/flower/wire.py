@@ -37,6 +37,7 @@ TRAIN = "train.task"
 EVALUATE = "evaluate.question"
 HEADS = "query.heads"
 STATISTICS = "query.statistics"
+COMPARE = "query.compare"
 """The messages that a server sends, by Flower's message type; those of hidden updates are in `hidden_messages`."""
 
 
@@ -161,9 +162,29 @@ class StatisticsForm(Form):
 
 
 class SumsForm(Form):
-    """A node's answer: its columns of numbers; how many cells, means and deviations are in the arrays beside it."""
+    """What a node tells, or the others together: columns of numbers, whose counts are in the arrays beside it."""
 
+    rows: int
     columns: list[str]
+    words: dict[str, dict[str, int]]
+
+
+class ComparisonForm(StatisticsForm, SumsForm):
+    """The server sends a node what the others have together, and asks what seems wrong beside them."""
+
+
+class SaidFinding(BaseModel, extra="forbid", frozen=True, strict=True):
+    """What a node says of itself: a finding's name, a column of its own, and a factor with one digit."""
+
+    name: str
+    column: str
+    factor: float | None = None
+
+
+class FindingsForm(Form):
+    """A node's answer to that; empty where its owner lets it tell none."""
+
+    findings: list[SaidFinding]
 
 
 class SignedForm(BaseModel, extra="forbid", frozen=True, strict=True):
