@@ -26,6 +26,7 @@ north,60,f,,no
 south,50,f,140,yes
 south,70,,160,no
 """
+FOLDS = PATIENTS.replace("70,,160", "70,m,160")
 
 
 def table(folder: Path, text: str, name: str = "t.csv", **fields: object) -> DataSettings:
@@ -105,9 +106,11 @@ def test_an_owner_may_be_called_na(tmp_path: Path):
 
 def test_a_test_part_is_a_column(tmp_path: Path):
     text = "hospital,x,part,ill\na,1,train,0\na,2,test,1\nb,3,train,1\nb,4,test,0\n"
-    data = read(tmp_path, text, held_out="part")
-    assert data.held_out.tolist() == [False, True, False, True]
-    assert (data.shape, data.notes) == ((1,), ())
+    folds = text.replace("train", "1").replace("test,1", "2,1").replace("test", "3.0")
+    for content, fields in ((text, {}), (text, {"held_out_is": ["test"]}), (folds, {"held_out_is": ["2", "3"]})):
+        data = read(tmp_path, content, held_out="part", **fields)
+        assert data.held_out.tolist() == [False, True, False, True]
+        assert (data.shape, data.notes) == ((1,), ())
 
 
 def test_several_labels_of_a_row_are_columns_of_yes_and_no(tmp_path: Path):
@@ -572,6 +575,9 @@ NAMES = "hospital,name,ill\n" + "".join(f"a,patient {number},{number % 2}\n" for
         (PATIENTS, {"task": "regression"}, "holds 'yes' in row 1; expected a number"),
         (PATIENTS, {"levels": {"sex": ["f"]}}, "column 'sex' holds 'm' in row 1; allowed by data.levels: f"),
         (PATIENTS, {"held_out": "sex", "ignore": []}, "holds 'm' in row 1; allowed: true, 1, test"),
+        (PATIENTS, {"held_out": "sex", "ignore": [], "held_out_is": ["m"]}, "(data.held_out) is empty in row 4"),
+        (FOLDS, {"held_out": "sex", "ignore": [], "held_out_is": ["3"]}, "'sex' has no '3'; allowed: some of f"),
+        (FOLDS, {"held_out": "sex", "ignore": [], "held_out_is": ["f", "m"]}, "nothing is left to train on"),
         (NAMES, {}, "is text with 101 different values; expected at most 100 for a category"),
         ("x,days,died\n1,5,1\n2,0,0\n", SURVIVAL, "column 'days' (data.labels) holds '0' in"),
         (

@@ -42,7 +42,7 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
     notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
     labels, found, names = _labels(table, settings, kept)
     owners = None if settings.owner is None else owners_of(table, settings.owner)[kept]
-    test = None if settings.held_out is None else _yes_or_no(table, "held_out", settings.held_out, kept, _TEST_WORDS)
+    test = None if settings.held_out is None else _held_out(table, settings.held_out, settings.held_out_is, kept)
     marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
     marks |= {mark: _mark(table, column) for mark, column in settings.marks.items()}
     dataset = of_arrays(
@@ -246,6 +246,22 @@ def _yes_or_no(
     strange = [row for row, word in zip(kept.tolist(), words, strict=True) if word not in known]
     _refuse_any(table, column, strange, f"allowed: {listed(known)}", field)
     return np.array([known[word] for word in words])
+
+
+def _held_out(table: Table, column: str, values: Sequence[str], kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of the kept rows are of the test part: by words that say so, or by the values that were named."""
+    if not values:
+        return _yes_or_no(table, "held_out", column, kept, _TEST_WORDS)
+    found: Any = table.frame[column].iloc[kept]
+    _refuse_any(table, column, kept[found.isna().to_numpy()], "expected a value in every row", "held_out")
+    cells, named = [plain(str(value)) for value in found.tolist()], list(map(plain, values))
+    there = sorted(set(cells))
+    missing = [value for value in named if value not in there]
+    if missing or len(set(named)) == len(there):
+        fault = f"has no '{missing[0]}'" if missing else "has no other value, so that nothing is left to train on"
+        allowed = f"allowed: some of {first_names(there, MOST_SHOWN)}"
+        raise UserError(f"data.held_out_is: column '{column}' {fault}; {allowed}")
+    return np.isin(cells, named)
 
 
 def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str], list[str]]:

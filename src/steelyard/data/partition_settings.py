@@ -148,6 +148,11 @@ class PartitionSettings(Kinds):
     @classmethod
     def in_own_words(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         fields = dict(given)
+        if "split_column" in fields:
+            raise UserError(
+                f"split_column: is a column of the table; allowed: [data] held_out = '{fields['split_column']}' (and "
+                "held_out_is, where it has the numbers of folds), with test = 'held-out' here"
+            )
         for other, own in _OTHER_FIELDS.items():
             if other in fields:
                 if own in fields:

@@ -64,7 +64,10 @@ class Csv(FileSource, named="csv"):
     """The column that says whose row it is, such as a hospital, or "file": each file is one client, named as the file
     (default for a folder, a pattern and `files`)."""
     held_out: str | None = None
-    """Name of a column of true/false, 1/0 or test/train that marks the rows of the source's own test part."""
+    """Name of a column of true/false, 1/0 or test/train that marks the rows of the source's own test part, such as a
+    published split."""
+    held_out_is: tuple[Cell, ...] = ()
+    """The values of the column `held_out` that mark the test part, where they are others: the numbers of folds."""
     task: Literal["classes", "regression", "survival", "multi-label"] = "classes"
     """Whether labels are classes (whole numbers or words), the target of a regression, with `event` the time until
     something happened to a patient (survival), or with `further_labels` several for each row."""
@@ -119,6 +122,8 @@ class Csv(FileSource, named="csv"):
             raise ValueError(f"files: got {got}; allowed: one of the two, a table or a folder as path, or files")
         if self.scales and self.normalise != "standard":
             raise ValueError(f"scales: got some with normalise '{self.normalise}'; allowed with: standard")
+        if self.held_out_is and self.held_out is None:
+            raise ValueError("held_out_is: got values, and no column that has them; allowed with: held_out")
         if self.positive_above is not None and self.task != "classes":
             raise ValueError(
                 f"positive_above: got {self.positive_above} with task '{self.task}'; allowed with: classes"
