@@ -18,6 +18,7 @@ from tests.kit import assert_refused, named, refusal
 from tests.rounds.scripted import Clients
 
 from steelyard.base.errors import UserError
+from steelyard.base.tallies import Leading, Tally, tallied
 from steelyard.base.usercode import NotAllowed, only
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment.node import EnoughRows
@@ -362,6 +363,29 @@ def test_small_test_sets_and_right_or_wrong_of_one_row_are_not_told():
     assert not inner.questions[-1].detailed
     (answer,) = guarded(min_rows=1)[0].evaluate([detailed])
     assert (answer.clients, answer.right.size) == (("a", "b"), 2)
+
+
+def test_sums_show_no_bin_of_scores_and_no_class_with_fewer_rows(monkeypatch: pytest.MonkeyPatch):
+    chance = np.random.default_rng(3)
+    labels = np.array([0] * 6 + [1] * 6 + [0] * 9 + [1] * 3)
+    sites = np.repeat([0, 1], 12)
+    cells = tallied(chance.normal(size=(24, 1)), labels, sites, 2)
+    clients, inner = guarded(second=12)
+
+    def evaluate(questions: list[Question]) -> list[Any]:
+        return [replace(one, tallies=cells[None]) for one in Clients.evaluate(inner, questions)]
+
+    monkeypatch.setattr(inner, "evaluate", evaluate)
+    (answer,) = clients.evaluate([Question("f", 1, 1, torch.zeros(1, 10), measure=Leading("roc_auc"))])
+    # Of b's twelve rows three are of one class, and five is the least.
+    assert answer.clients == ("a",)
+    assert answer.tallies is not None
+    kept = Tally(answer.tallies[0, 0])
+    for table in (kept.scores, kept.calibration[:, :2]):
+        bins = table.sum(axis=(0, 1))
+        assert bins.sum() == 12
+        assert bins[bins > 0].min() >= 5
+    assert kept.confusion.tolist() == Tally(cells[0]).confusion.tolist()
 
 
 def test_what_is_drawn_follows_from_the_file_and_not_from_the_servers_seed_alone():

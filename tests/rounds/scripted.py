@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from steelyard.base.tallies import Leading
 from steelyard.clients import protocol
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, LossState, Question, Task, Updates
@@ -102,7 +103,7 @@ class Reporting(Server):
         self.regression = regression
         self.reported: list[tuple[int, int]] = []
 
-    def report(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def report(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         self.reported.append((seed, len(models)))
         if self.regression:
             return ServerTest(np.zeros(1), np.zeros((1, 0)), {"mape": np.array([0.5]), "mae": np.array([2.0])})

@@ -97,6 +97,14 @@ class Measure:
 MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
         "accuracy": Measure("accuracy", low=0.0, high=1.0, percent=True, of_rows=True),
+        "balanced_accuracy": Measure("balanced accuracy", low=0.0, high=1.0, percent=True),
+        "sensitivity": Measure("sensitivity", low=0.0, high=1.0, percent=True),
+        "specificity": Measure("specificity", low=0.0, high=1.0, percent=True),
+        "roc_auc": Measure("ROC AUC", low=0.0, high=1.0),
+        "average_precision": Measure("average precision", low=0.0, high=1.0),
+        "f1": Measure("F1", low=0.0, high=1.0),
+        "brier": Measure("Brier score", less_is_better=True, low=0.0, high=1.0),
+        "calibration_error": Measure("calibration error", less_is_better=True, low=0.0, high=1.0),
         "macro_f1": Measure("macro F1", low=0.0, high=1.0),
         "micro_f1": Measure("micro F1", low=0.0, high=1.0),
         "dice": Measure("mean Dice", low=0.0, high=1.0),
@@ -105,6 +113,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
         "mae": Measure("MAE", less_is_better=True, low=0.0),
         "rmse": Measure("RMSE", less_is_better=True, low=0.0),
         "minus_rmse": Measure("minus RMSE", high=0.0),
+        "r2": Measure("R²", high=1.0),
     }
 )
 """The measures by the name that figures have in a run's record."""

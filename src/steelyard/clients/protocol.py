@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from steelyard.base.tallies import Leading
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Counts, Evaluations, Question, RowTests, Task, Updates
@@ -269,11 +270,14 @@ class Server(Protocol):
         """Return the first global model as one flat vector, a pure function of the seed."""
         ...
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-        """Test models [candidates, parameters] on the server's own test set."""
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
+        """Test models [candidates, parameters] on the server's own test set.
+
+        Where a measure leads, it and all others of the task are among the figures.
+        """
         ...
 
-    def report(self, seed: int, models: torch.Tensor) -> ServerTest | None:
+    def report(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest | None:
         """Test models [candidates, parameters] on rows that report on them, apart from those that weigh clients."""
         return None
 

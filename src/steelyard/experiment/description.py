@@ -344,6 +344,7 @@ class Description(Kind):
         self._check_caps()
         self.check_algorithms(own_code=False)
         checks.check_selection(self.privacy, self.rounds)
+        self.check_leading()
         if self.contributions is not None:
             self.check_contributions(self.contributions)
         if self.store.keep == "updates":
@@ -351,6 +352,14 @@ class Description(Kind):
         if self.privacy is not None and not reading and not self._plugins:
             checks.check_names(self.privacy)
         return self
+
+    def check_leading(self) -> None:
+        """Refuse a measure that this kind of experiment does not know."""
+        if self.rounds.measure is not None:
+            raise UserError(
+                f"rounds.measure: got '{self.rounds.measure}', which is for experiments that train a model on rows; "
+                "allowed: leave it out"
+            )
 
     def _known_criteria(self) -> Mapping[str, registry.Criterion]:
         """Return the criteria that are known without running code; what plugins may define waits for `criteria`."""

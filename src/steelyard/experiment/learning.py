@@ -7,13 +7,14 @@ training imports torch; only what hides updates needs the libraries that do it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import SerializeAsAny, model_validator
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
-from steelyard.base.measures import TASKS, TaskMeasures, measure_of
+from steelyard.base.measures import MEASURES, TASKS, TaskMeasures, measure_of
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
@@ -29,7 +30,7 @@ from steelyard.learning.settings import DENSE, NAMES, ModelSettings, TrainingSet
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_installed
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.plan import ContributionSettings, Measure, RoundSettings
+from steelyard.rounds.plan import ContributionSettings, Leads, Measure, RoundSettings
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.criterion import Capabilities
 from steelyard.weighing.rule import WeighingSettings
@@ -202,7 +203,16 @@ class LearningDescription(Description):
 
     @property
     def _measured(self) -> TaskMeasures:
-        return TASKS.get(self._task, TASKS["classes"])
+        found, leading = TASKS.get(self._task, TASKS["classes"]), self.rounds.leading
+        return found if leading is None else replace(found, score=MEASURES[leading.name].name, figure=leading.name)
+
+    def check_leading(self) -> None:
+        """Refuse a measure that is not one of the task's."""
+        task, measure = self._task or "classes", self.rounds.measure
+        fits = {"classes": [each for each in get_args(Leads) if each != "r2"], "regression": ["r2"]}.get(task, [])
+        if measure is not None and measure not in fits:
+            allowed = listed([*fits, "leave it out"])
+            raise UserError(f"rounds.measure: got '{measure}' for data of the task '{task}'; allowed: {allowed}")
 
     @property
     def _task(self) -> str:

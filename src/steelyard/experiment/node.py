@@ -11,6 +11,7 @@ import torch
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import stream_key
+from steelyard.base.tallies import least_class, merged
 from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients, WrappedClients
@@ -20,7 +21,7 @@ from steelyard.data.site_sums import SiteColumns
 from steelyard.data.sources.csv import Csv
 from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, with_enough
 from steelyard.experiment.simulation import LearningSections
-from steelyard.messages.updates import Evaluations, Failure, LossState, Question, Task, Updates
+from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, Question, Task, Updates
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.evaluate import RankingSettings, Sampled
 from steelyard.recommend.fpl import FplSettings
@@ -356,23 +357,27 @@ class EnoughRows(WrappedClients):
     def _allowed(self, question: Question, answer: Evaluations) -> Evaluations:
         """Return an answer without clients whose tests have too few rows, and never right or wrong of a single one."""
         single = question.detailed and self._min_rows > 1
-        keep = [
-            row for row, name in enumerate(answer.clients) if not single and self._tested.get(name, 0) >= self._min_rows
-        ]
+        least = self._min_rows
+        if answer.tallies is not None and least > 1:
+            answer = self._merged(answer, answer.tallies)
+        keep = [row for row, name in enumerate(answer.clients) if not single and self._tested.get(name, 0) >= least]
         if len(keep) == len(answer.clients):
             return answer
         what = "right or wrong of each row rests on one" if single else "the test set has fewer"
         why = f"tests: {what}, and this node answers with {self._min_rows} rows or more"
         left = [Failure(name, why) for row, name in enumerate(answer.clients) if row not in keep]
+        right = np.zeros(0, dtype=np.bool_) if question.detailed else None
+        return replace(answer.without([each.client for each in left]), right=right, failures=(*answer.failures, *left))
+
+    def _merged(self, answer: Evaluations, tallies: Floats) -> Evaluations:
+        """Return an answer without clients of which a class has too few test rows, and no bin of scores with fewer."""
+        few = [name for row, name in enumerate(answer.clients) if least_class(tallies[:, row]) < self._min_rows]
+        kept = answer.without(few)
+        why = f"tests: a class has fewer than {self._min_rows} rows, and its figures are not told"
         return replace(
-            answer,
-            clients=tuple(answer.clients[row] for row in keep),
-            samples=answer.samples[keep],
-            scores=answer.scores[:, keep],
-            losses=answer.losses[:, keep],
-            metrics={name: values[keep] for name, values in answer.metrics.items()},
-            right=np.zeros(0, dtype=np.bool_) if question.detailed else None,
-            failures=(*answer.failures, *left),
+            kept,
+            tallies=None if kept.tallies is None else merged(kept.tallies, self._min_rows),
+            failures=(*kept.failures, *(Failure(name, why) for name in few)),
         )
 
     def _few(self, client: str, loss: LossState) -> str:

@@ -154,6 +154,7 @@ def plan_of(experiment: Description) -> Plan:
         evaluate_every=rounds.evaluate_every,
         stop_at=(rounds.target, rounds.share, rounds.above) if rounds.stop_at_target else None,
         detailed=rounds.samples,
+        measure=rounds.leading,
         report=experiment.reports_on_server,
         poisson=rounds.sampling == "poisson",
         rate=experiment.rate,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.tallies import Leading, Tally, figures_of
 from steelyard.messages.algorithm import Algorithm, Vectors
 from steelyard.messages.payloads import Counts, Floats, Payload
 
@@ -350,6 +351,8 @@ class Question:
     """What the clients' learning rate is multiplied by, where they train before they test."""
     withdrawn: frozenset[str] = frozenset()
     """Clients that have withdrawn: nodes are asked for none of them; elsewhere their tests are dropped."""
+    measure: Leading | None = None
+    """By what clients are scored, with their sums; None: by the task's own score, without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,6 +374,11 @@ class Evaluations(Answer):
         default=None, metadata=Column(np.bool_, told="asked", array="right", each_sample=True).declared
     )
     """Right or wrong per test sample of the first candidate, clients in order; None unless asked for."""
+    tallies: Floats | None = field(
+        default=None,
+        metadata=Column(word="sum", told="asked", array="tallies", axes=(1,), rows=True).declared,
+    )
+    """[candidates, clients, sums]: what test rows add up to (`base.tallies`); None unless a measure is asked for."""
     failures: tuple[Failure, ...] = ()
 
     def without(self, clients: Collection[str]) -> Evaluations:
@@ -379,8 +387,13 @@ class Evaluations(Answer):
         failures = tuple(failure for failure in self.failures if failure.client not in clients)
         return replace(self, **self.rows_of(keep), failures=failures)
 
-    def overall(self) -> Floats:
-        """Return each candidate's score over all clients, weighted by their number of test samples; NaN without any."""
+    def overall(self, measure: Leading | None = None) -> Floats:
+        """Return each candidate's score over all clients, weighted by their number of test samples; NaN without any.
+
+        A measure that was asked for is that of the clients' sums together, as if all rows were of one client.
+        """
+        if measure is not None and self.tallies is not None:
+            return figures_of(Tally(self.tallies.sum(axis=1)))[measure.name]
         total = self.samples.sum()
         return self.scores @ self.samples / total if total else np.full(len(self.scores), np.nan)
 

@@ -29,8 +29,9 @@ def _score(draft: Draft, server: Server, plan: Plan) -> float:
     if plan.chosen_by is None or draft.answer is None:
         return math.nan
     if plan.chosen_by == "server":
-        return _server_score(server.test(draft.federation.seed, draft.model[None]))
-    return float(choosers(draft.answer).overall()[0])
+        test = server.test(draft.federation.seed, draft.model[None], plan.measure)
+        return _server_score(test) if plan.measure is None else float(test.errors[plan.measure.name][0])
+    return float(choosers(draft.answer).overall(plan.measure)[0])
 
 
 def _server_score(test: ServerTest) -> float:

@@ -98,16 +98,19 @@ def _begin(
         states = {federation.name: federation.start(server) for federation in federations}
     # Rules that run side by side start from the same model: it is tested once for all of them.
     asked = [first_like(federation, federations, states) for federation in federations]
-    questions = {f.name: Question(f.name, f.seed, 0, states[f.name].parameters[None]) for f in asked}
+    questions = {
+        f.name: Question(f.name, f.seed, 0, states[f.name].parameters[None], measure=plan.measure) for f in asked
+    }
     with doing("testing the first models"):
         answers = dict(zip(questions, clients.evaluate(list(questions.values())), strict=True))
     records: list[RoundRecord] = []
     for place, federation in enumerate(federations):
         answer = replace(answers[asked[place].name], federation=federation.name)
         check_tested(federation, plan, answer)
-        accuracy = float(answer.overall()[0])
+        accuracy = float(answer.overall(plan.measure)[0])
         state = states[federation.name]
-        reference = float(choosing(federation, answer).overall()[0])
+        reference = float(choosing(federation, answer).overall(plan.measure)[0])
+        answer = replace(answer, tallies=None)
         states[federation.name] = replace(state, orders=replace(state.orders, reference=reference))
         seconds = time.perf_counter() - begun
         records.append(RoundRecord(federation.name, 0, seconds, evaluations=answer, accuracy=accuracy, loss=state.loss))
@@ -239,13 +242,16 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         test = server.test(federation.seed, draft.model[None])
         loss = federation.loss.after(before.loss, test)
     if plan.report:
-        test = server.report(federation.seed, draft.model[None]) or test
+        test = server.report(federation.seed, draft.model[None], plan.measure) or test
     answer = draft.answer
-    accuracy = None if answer is None else float(answer.overall()[0])
+    accuracy = None if answer is None else float(answer.overall(plan.measure)[0])
     finished = worse
     if plan.stop_at is not None and answer is not None:
         target, share, above = plan.stop_at
         finished = finished or bool(reached(answer.scores[0], target, share, above=above))
+    if answer is not None and before.round + 1 < plan.rounds and not finished:
+        # Of the last round alone the sums are kept.
+        answer = replace(answer, tallies=None)
     orders = draft.orders or before.orders
     memory = _remembered(draft, plan)
     state = RoundState(before.round + 1, draft.model, loss, orders, finished, memory, tensors=draft.tensors, best=best)

@@ -17,6 +17,7 @@ from steelyard.base.errors import UserError
 from steelyard.base.files import read_csv
 from steelyard.base.marks import DataFile
 from steelyard.base.settings import Section
+from steelyard.base.tallies import Leading
 from steelyard.messages.updates import Counts, Floats, Updates
 
 SELECT = "rounds/select"
@@ -160,6 +161,9 @@ SMALL_COHORT = 10
 """Of more, a tenth takes part, but never fewer than so many."""
 
 
+Leads = Literal["accuracy", "balanced-accuracy", "roc-auc", "average-precision", "f1", "r2"]
+
+
 class RoundSettings(Section):
     """[rounds]: how many rounds, how many clients in each, when to evaluate and when to stop."""
 
@@ -189,6 +193,11 @@ class RoundSettings(Section):
     reach: Literal["at-least", "above"] = "at-least"
     """When a device has reached a target: at-least: a local accuracy of the target or more (the papers' words); above:
     more than the target (what the authors' programme counts)."""
+    measure: Leads | None = None
+    """The measure that leads: clients are scored by it and rules compared by it, and all others are recorded beside it;
+    not given: accuracy, minus RMSE, or what else the task's own is, and no others."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """With a measure: above this probability the second of two classes is predicted."""
     last: int = Field(default=5, ge=1)
     """Verdicts also look at the mean of the last so many evaluated rounds, which chance moves less than one round."""
     stop_at_target: bool = False
@@ -223,6 +232,11 @@ class RoundSettings(Section):
     def chooses(self) -> bool:
         """Whether rows choose a round: the best one, or the last one."""
         return self.keep == "best" or self.patience is not None
+
+    @property
+    def leading(self) -> Leading | None:
+        """The measure that leads, where one is given."""
+        return None if self.measure is None else Leading(self.measure.replace("-", "_"), self.threshold)
 
     @property
     def above(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
+from steelyard.base.tallies import Leading
 from steelyard.clients.protocol import Server
 from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
@@ -198,6 +199,8 @@ class Plan:
     """From a round to what the clients' learning rate is multiplied by in it."""
     poisson: bool = False
     """Each client takes part with probability `fraction`, by itself, in place of cohorts of a fixed size."""
+    measure: Leading | None = None
+    """By what models are measured; None: by the task's own score."""
     report: bool = False
     """Test each new model on the server's reporting rows."""
     select: SelectSettings = field(default_factory=SelectSettings)

@@ -72,7 +72,9 @@ def question(draft: Draft, models: torch.Tensor, plan: Plan, round: int, *, deta
     """Ask for a test of models [candidates, parameters], or of what the clients' own algorithm makes of them."""
     federation = draft.federation
     return Question(
-        federation.name, federation.seed, round, models, detailed, federation.algorithm, rate=plan.rate(round)
+        *(federation.name, federation.seed, round, models, detailed, federation.algorithm),
+        rate=plan.rate(round),
+        measure=plan.measure,
     )
 
 
@@ -85,7 +87,7 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, 
     extra: list[tuple[Draft, list[Order], torch.Tensor]] = []
     for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
         draft.answer = answer
-        accuracy = float(choosing(draft.federation, answer).overall()[0])
+        accuracy = float(choosing(draft.federation, answer).overall(plan.measure)[0])
         draft.tried = ((draft.order, accuracy),)
         others = _other_orders(draft, accuracy, round)
         if others and draft.weighing is not None and draft.combine is not None:
@@ -94,7 +96,8 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, 
     more = [question(draft, models, plan, round, detailed=detailed) for draft, _, models in extra]
     answers = clients.evaluate(more) if more else []
     for (draft, others, models), answer in zip(extra, answers, strict=True):
-        draft.tried += tuple(zip(others, choosing(draft.federation, answer).overall().tolist(), strict=True))
+        found = choosing(draft.federation, answer).overall(plan.measure).tolist()
+        draft.tried += tuple(zip(others, found, strict=True))
         _decide(draft, models, answer)
     for draft in drafts:
         if draft.orders is None:
@@ -163,5 +166,10 @@ def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | Non
         draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order, clients=draft.updates.clients)
         if draft.tensors and draft.combine is not None:
             draft.tensors = draft.combine.step(draft.weighing.weights)[1]
-        draft.answer = replace(answer, scores=answer.scores[other : other + 1], losses=answer.losses[other : other + 1])
+        draft.answer = replace(
+            answer,
+            scores=answer.scores[other : other + 1],
+            losses=answer.losses[other : other + 1],
+            tallies=None if answer.tallies is None else answer.tallies[other : other + 1],
+        )
         draft.partial = other > 0 and (answer.right is not None or bool(answer.metrics))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.tallies import SUM, Tally, classes_of
 from steelyard.messages.updates import Counts, Floats
 from steelyard.runs.database import Damaged, Reader
 
@@ -217,7 +218,25 @@ def read_tested(db: Reader, key: int, where: str, *values: int) -> Tested:
         samples = unpack(columns[0], counts, WHOLE)[order]
         score, loss = (unpack(column, counts)[order] for column in columns[1:3])
         metrics = {name: values[order] for name, values in _metrics(columns[3], columns[4], counts).items()}
+        metrics = {name: values for name, values in metrics.items() if not name.startswith(SUM)}
     return Tested(clients, round, client, samples, score, loss, metrics)
+
+
+def read_sums(db: Reader, key: int, where: str) -> tuple[tuple[str, ...], Tally] | None:
+    """Return the clients of one tested round and what their test rows added up to; None where it was not recorded."""
+    rounds, who, texts, blobs = _read(db, "evaluations", ("round", "clients", "metrics", "figures"), where, key)
+    with _told_of(db, "evaluations", key):
+        clients, _, _, order, counts = _entries(db, rounds, who)
+        found = {name: one for name, one in _metrics(texts, blobs, counts).items() if name.startswith(SUM)}
+        if not found:
+            return None
+        places = np.array([[int(part) for part in name.removeprefix(SUM).split("/")] for name in found])
+        cell, (count, *others) = places[:, 0], np.unique(places[:, 1]).tolist()
+        if others or classes_of(count) < 0 or cell.min() < 0 or cell.max() >= count:
+            raise ValueError(f"sums such as '{next(iter(found))}' are not of one table")
+        cells = np.zeros((len(clients), count))
+        cells[:, cell] = np.stack([values[order] for values in found.values()], axis=1)
+    return clients, Tally(cells)
 
 
 def read_scores(db: Reader, key: int, where: str, *values: int) -> tuple[Counts, Floats]:

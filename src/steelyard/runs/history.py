@@ -25,10 +25,22 @@ from pydantic import BaseModel
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, path_of
+from steelyard.base.tallies import Tally
 from steelyard.messages.updates import Counts, Floats
 from steelyard.rounds.plan import RoundValues
 from steelyard.runs.chain import Checked, check
-from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, read_cohorts, read_scores, read_tested, sampled, unpack
+from steelyard.runs.columns import (
+    KEYS,
+    WHOLE,
+    Cohorts,
+    Tested,
+    read_cohorts,
+    read_scores,
+    read_sums,
+    read_tested,
+    sampled,
+    unpack,
+)
 from steelyard.runs.database import NEWEST, kept_open, known, reading, unreadable
 from steelyard.runs.facts import BestRound, RunFacts
 from steelyard.runs.schema import declared
@@ -418,6 +430,15 @@ class History:
         key = self._federation(rule, seed)
         with reading(self.folder) as connection:
             return read_scores(connection, key, _OF_ONE_AFTER, after)
+
+    def tallies(self, rule: str, seed: int) -> tuple[tuple[str, ...], Tally] | None:
+        """Return what the test rows of each client added up to in the last round; None where no measure was asked for.
+
+        Sums are as `base.tallies` has them, [clients, sums].
+        """
+        key = self._federation(rule, seed)
+        with reading(self.folder) as connection:
+            return read_sums(connection, key, NEWEST)
 
     def hits(self, rule: str, seed: int) -> NDArray[np.bool_] | None:
         """Return right or wrong for every test sample in the last detailed round, or None when none was recorded."""

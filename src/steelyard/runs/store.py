@@ -18,7 +18,8 @@ from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base import files
 from steelyard.base.errors import MachineError, UserError, told_as
 from steelyard.base.files import BESIDE, DATABASE
-from steelyard.messages.updates import Answer, Evaluations, Updates
+from steelyard.base.tallies import SUM
+from steelyard.messages.updates import Answer, Evaluations, Floats, Updates
 from steelyard.privacy.ledger import Ledger
 from steelyard.proof.signing import SigningKey, fingerprint, model_digest
 from steelyard.proof.statements import SealedRound
@@ -369,6 +370,14 @@ def _packed(answer: Answer) -> dict[str, bytes]:
     return found
 
 
+def _sums(answer: Evaluations) -> dict[str, Floats]:
+    """Return the sums of the first candidate by name, as `History.tallies` reads them, without those that are 0."""
+    if answer.tallies is None:
+        return {}
+    first = answer.tallies[0]
+    return {f"{SUM}{cell}/{first.shape[1]}": first[:, cell] for cell in np.flatnonzero(first.any(axis=0)).tolist()}
+
+
 class RoundRows:
     """Writes rounds inside a transaction that the store holds; names of clients and federations become keys."""
 
@@ -484,12 +493,13 @@ class RoundRows:
         )
 
     def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
-        names = list(answer.metrics)
+        figures = {**answer.metrics, **_sums(answer)}
+        names = list(figures)
         kept = _packed(answer)
         row = (
             pack([self._client(client) for client in answer.clients], KEYS),
             *(kept["samples"], kept["score"], kept["loss"], json.dumps(names)),
-            pack([answer.metrics[name] for name in names]) if names else None,
+            pack([figures[name] for name in names]) if names else None,
         )
         if answer.clients:
             self._db.execute(WRITE["evaluations"], (federation, round, *row))

@@ -26,6 +26,7 @@ from tests.clients.flower.flower_fakes import (
 
 from steelyard.algorithms.fednova import FedNova
 from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
+from steelyard.base.tallies import Leading, Tally, tallied
 from steelyard.clients.flower import tasks
 from steelyard.clients.flower.grid import CohortRows
 from steelyard.clients.flower.wire import Refused, most_counted, read_array, unpack
@@ -308,6 +309,63 @@ class TestEvaluations:
     def test_scores_without_bounds_may_be_any_number(self) -> None:
         assert read_evaluation(None, scores=[[-3.0, 7.5], [0.1, 0.2]]).clients == ("c1", "c2")
         assert read_evaluation(None, scores=[[math.nan, 1], [0.1, 0.2]]).clients == ("c2",)
+
+
+LED = replace(QUESTION, models=QUESTION.models[:1], detailed=False, measure=Leading("roc_auc", 0.25))
+
+
+def summed(rows: int = 2, classes: int = 2) -> Any:
+    """A test with the sums of so many rows, half of each class, rightly told apart."""
+
+    def test(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        labels = np.arange(rows) % 2
+        outputs = np.eye(classes)[labels]
+        cells = tallied(outputs, labels, np.zeros(rows, np.intp), 1)
+        return replace(evaluate(question, clients), tallies=np.tile(cells, (1, len(clients), 1)))
+
+    return test
+
+
+class TestSums:
+    """What test rows add up to, where a measure is asked for."""
+
+    def test_they_survive_the_wire_with_the_measure(self) -> None:
+        got, _ = tasks.read_question(tasks.write_question(LED, 5.0, "r1"))
+        assert got.measure == LED.measure
+        answer = summed()(got, ("c1", "c2"))
+        back = tasks.read_evaluations(tasks.write_evaluations(answer), LED, ["c1", "c2"], (0, 1))
+        assert back.tallies is not None
+        assert back.tallies == pytest.approx(answer.tallies)
+        assert back.overall(LED.measure).tolist() == [1.0]
+        unasked = replace(LED, measure=None)
+        assert_taken_back(
+            lambda: tasks.read_evaluations(tasks.write_evaluations(answer), unasked, ["c1", "c2"]), "arrays: got"
+        )
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            (lambda cells: 2 * cells, "sums: not those of 2 rows"),
+            (lambda cells: np.where(np.arange(len(cells)) == 9, -1.0, cells), "sums: not those of 2 rows"),
+            (lambda cells: cells * np.nan, "sum = nan"),
+        ],
+    )
+    def test_sums_that_cannot_be_leave_out_only_their_client(self, change: Any, reason: str) -> None:
+        answer = summed()(LED, ("c1", "c2"))
+        assert answer.tallies is not None
+        answer.tallies[:, 1] = change(answer.tallies[0, 1])
+        got = tasks.read_evaluations(tasks.write_evaluations(answer), LED, ["c1", "c2"])
+        assert got.clients == ("c1",)
+        assert reasons(got.failures)["c2"].startswith(reason)
+
+    def test_a_lone_client_changes_neither_the_classes_nor_the_number_of_rows_of_all(self) -> None:
+        other = summed(classes=3)(LED, ("c3",))
+        many = replace(summed(rows=40)(LED, ("c4",)), samples=np.array([40]))
+        answer = tasks.joined_evaluations(LED, [summed()(LED, ("c1", "c2")), other, many], [], most=6)
+        assert answer.clients == ("c1", "c2", "c4")
+        assert reasons(answer.failures)["c3"].startswith("sums: of another number of classes")
+        assert answer.tallies is not None
+        assert Tally(answer.tallies).confusion.sum(axis=(-2, -1)).tolist() == [[2, 2, 6]]
 
 
 def asked_of(*evaluations: Any, detailed: bool = False) -> Evaluations:

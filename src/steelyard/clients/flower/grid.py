@@ -363,7 +363,7 @@ class FlowerClients(Clients):
         """Return what one question asks of nodes; most of them get the same message."""
         words = (question, seconds, self._run, self._experiment)
         same = write_question(*words)
-        details = wire.LARGEST_DETAILS if question.detailed else 0
+        details = wire.details(question)
 
         def write(node: int, asked: tuple[str, ...]) -> RecordDict:
             gone = question.withdrawn.intersection(self.roster.clients_of(node))

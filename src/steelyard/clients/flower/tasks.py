@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from steelyard.algorithms.settings import algorithm_table
+from steelyard.base.tallies import Leading, tally_fault
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.wire import (
     EVALUATIONS,
@@ -347,7 +348,20 @@ def joined_evaluations(
     question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure], most: int = MOST_SAMPLES
 ) -> Evaluations:
     """Join the checked evaluations of several nodes; of each test set no more than the first `most` samples count."""
-    return _joined(question, [_counted(part, most) for part in parts], failures)
+    counted, failures = [_counted(part, most) for part in parts], list(failures)
+    widths = Counter[int]()
+    for part in counted:
+        if part.tallies is not None:
+            widths[part.tallies.shape[2]] += len(part.clients)
+    kept: list[Evaluations] = []
+    for part in counted:
+        if part.tallies is None or part.tallies.shape[2] == max(widths, key=lambda width: (widths[width], -width)):
+            kept.append(part)
+        else:
+            failures += [
+                Failure(name, "sums: of another number of classes than most clients'") for name in part.clients
+            ]
+    return _joined(question, kept, failures)
 
 
 def _counted(part: Evaluations, most: int) -> Evaluations:
@@ -357,7 +371,9 @@ def _counted(part: Evaluations, most: int) -> Evaluations:
     if part.right is not None:
         pieces = np.split(part.right, np.cumsum(part.samples)[:-1])
         right = np.concatenate([piece[:most] for piece in pieces])
-    return replace(part, samples=np.minimum(part.samples, most), right=right)
+    samples = np.minimum(part.samples, most)
+    tallies = None if part.tallies is None else part.tallies * (samples / part.samples)[:, None]
+    return replace(part, samples=samples, right=right, tallies=tallies)
 
 
 def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:
@@ -394,6 +410,8 @@ def write_question(
         round=question.round,
         candidates=len(question.models),
         detailed=question.detailed,
+        measure=question.measure.name if question.measure is not None else "",
+        threshold=question.measure.threshold if question.measure is not None else 0.5,
         seconds=seconds,
         experiment=experiment,
         algorithm=algorithm_table(question.algorithm) if question.algorithm.personal else {},
@@ -408,7 +426,9 @@ def read_question(records: RecordDict) -> tuple[Question, QuestionForm]:
     form = QuestionForm.read(text)
     models = tensor(unpack_all(arrays, {"models": ("<f4", (form.candidates, None))})["models"])
     question = Question(
-        form.federation, form.seed, form.round, models, form.detailed, withdrawn=frozenset(form.withdrawn)
+        *(form.federation, form.seed, form.round, models, form.detailed),
+        withdrawn=frozenset(form.withdrawn),
+        measure=Leading(form.measure, form.threshold) if form.measure else None,
     )
     return question, form
 
@@ -431,7 +451,7 @@ def read_evaluations(
     """Return the usable part of a node's answer to a question; `scores` is the range that a score can have."""
     text, arrays = split(records)
     most = wire.largest_form(len(asked), len(question.models))
-    wire.refuse_size(text, arrays, most, wire.LARGEST_DETAILS if question.detailed else 0)
+    wire.refuse_size(text, arrays, most, wire.details(question))
     form = EVALUATIONS.read(text, most)
     wire.refuse_other(form.federation, form.round, question.federation, question.round)
     wire.refuse_clients(form.clients, form.failures, asked)
@@ -440,22 +460,27 @@ def read_evaluations(
     for name in ("scores", "losses"):
         if len(found[name]) != len(question.models):
             raise Refused(f"{name}: {len(found[name])} rows; allowed: {len(question.models)}, one per candidate")
-    right: Shape = "|b1", (int(found["samples"].sum()),)
+    further: dict[str, Shape] = {"right": ("|b1", (int(found["samples"].sum()),))} if question.detailed else {}
+    if question.measure is not None:
+        further["tallies"] = "<f8", (len(question.models), len(form.clients), None)
     whole = Evaluations(
         federation=question.federation,
         round=question.round,
         clients=tuple(form.clients),
         failures=wire.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
-        **unpack_all(arrays, {"right": right} if question.detailed else {}),
+        **unpack_all(arrays, further),
         **found,
     )
     columns = dict(Evaluations.columns())
     if scores is not None:
         columns["scores"] = replace(columns["scores"], least=scores[0], most=scores[1])
-    checked = [(columns[name], getattr(whole, name)) for name in ("samples", "scores", "losses")]
+    checked = [(columns[name], getattr(whole, name)) for name in ("samples", "scores", "losses", "tallies")]
     refused: list[Failure] = []
     for row, client in enumerate(form.clients):
-        if fault := next((fault for column, values in checked if (fault := column.fault(values, row))), None):
+        fault = next((fault for column, values in checked if (fault := column.fault(values, row))), None)
+        if fault is None and whole.tallies is not None:
+            fault = tally_fault(whole.tallies[:, row], int(whole.samples[row]))
+        if fault:
             refused.append(Failure(client, wire.clean(fault)))
     kept = whole.without([failure.client for failure in refused])
     return replace(kept, failures=(*kept.failures, *refused))

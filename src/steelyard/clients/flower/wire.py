@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from steelyard.base.errors import without_controls
+from steelyard.base.tallies import SUM
 from steelyard.clients.node import Terms
 from steelyard.messages.payloads import Shape
-from steelyard.messages.updates import MOST_SAMPLES, Answer, Counts, Evaluations, Failure, LossState, Updates
+from steelyard.messages.updates import MOST_SAMPLES, Answer, Counts, Evaluations, Failure, LossState, Question, Updates
 from steelyard.proof.statements import Hash, Proof
 
 if TYPE_CHECKING:
@@ -239,6 +240,9 @@ class QuestionForm(WorkForm):
 
     candidates: int
     detailed: bool
+    measure: str = ""
+    """By what clients are to be scored, with their sums; empty: by the task's own score."""
+    threshold: float = 0.5
     algorithm: dict[str, Any] = {}
     """Where clients test models of their own: the algorithm's name and parameters; else empty."""
     withdrawn: list[str] = []
@@ -366,7 +370,7 @@ FORM_BYTES, FORM_BYTES_PER_CLIENT, FORM_BYTES_PER_SCORE = 65_536, 8_192, 160
 """Most bytes of the written part of an answer once it is read: for all, for each client, and for each of its scores."""
 FORM_BYTES_PER_CANDIDATE = 2_048
 LARGEST_DETAILS = 64 << 20
-"""Most bytes of right or wrong per test sample, one each, that one node may send."""
+"""Most bytes of right or wrong per test sample, one each, or of sums, that one node may send."""
 
 
 def clean(reason: str) -> str:
@@ -395,6 +399,11 @@ def largest_form(clients: int, candidates: int = 0) -> int:
     """Return the most bytes of the written part of an answer of so many clients, on so many tested models."""
     each = FORM_BYTES_PER_CLIENT + FORM_BYTES_PER_SCORE * candidates
     return FORM_BYTES + FORM_BYTES_PER_CANDIDATE * candidates + clients * each
+
+
+def details(question: Question) -> int:
+    """Return the most bytes of what an answer to a question has beside its form."""
+    return LARGEST_DETAILS * (question.detailed + (question.measure is not None))
 
 
 def refuse_size(text: object, arrays: ArrayRecord, form: int, largest: int) -> int:
@@ -439,6 +448,7 @@ def refuse_lengths(count: int, named: tuple[str, Sequence[Any]], *, rows: bool =
 def refuse_metrics(metrics: Collection[str]) -> None:
     """Refuse metrics that cannot be stored and shown, or are named like a column of the record."""
     odd = [name for name in metrics if not (name.isprintable() and 0 < len(name) <= LONGEST_METRIC)]
+    odd += [name for name in metrics if name.startswith(SUM)]
     if odd or len(metrics) > MOST_METRICS:
         raise Refused(
             f"metrics: got {len(metrics)}, such as {next(iter(odd or metrics))[:40]!r}; allowed: at most "

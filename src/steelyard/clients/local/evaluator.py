@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from steelyard.base.measures import ERROR
+from steelyard.base.errors import UserError
+from steelyard.base.measures import ERROR, MEASURES
+from steelyard.base.tallies import Leading, Tally, errors_of, figures_of, tallied
 from steelyard.clients.local.cnn.steps import ConvSteps
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.table import is_convolutional, is_dense, kernel_steps
@@ -20,7 +23,7 @@ from steelyard.data.sources.source import FurtherTask
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import class_weights, outputs_of
-from steelyard.messages.updates import Evaluations, Floats, LossState, Question
+from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, Question
 
 if TYPE_CHECKING:
     from steelyard.clients.local.cnn.gpu import KernelSteps
@@ -182,6 +185,43 @@ def evaluations(
         metrics=metrics,
         right=right,
     )
+
+
+def measured(
+    answer: Evaluations, measure: Leading, tests: TestRows, dataset: DeviceDataset, outputs: torch.Tensor
+) -> Evaluations:
+    """Return answers scored by a measure, with every client's sums, from outputs [models, tested rows, outputs].
+
+    A client whose rows say nothing of the measure, such as ROC AUC of one class, gives no score.
+    """
+    tallies = tallies_of(measure, dataset, tests.unique, tests.index, tests.sizes, outputs)
+    figures = figures_of(Tally(tallies))
+    if measure.name not in figures:
+        raise UserError(f"rounds.measure: got '{measure.name}'; allowed for these data: {', '.join(figures)}")
+    scores = figures[measure.name]
+    first = [errors_of(cells)[measure.name] for cells in tallies[0]] if len(tallies) else []
+    metrics = {name: values[0] for name, values in figures.items() if len(values) and name != measure.name}
+    found = replace(
+        answer, scores=scores, tallies=tallies, metrics={**answer.metrics, **metrics, ERROR: np.array(first)}
+    )
+    unknown = [name for name, score in zip(answer.clients, scores.T, strict=True) if not np.isfinite(score).all()]
+    why = f"its test rows say nothing of {MEASURES[measure.name].name}: one class alone, or targets all alike"
+    left = found.without(unknown) if unknown else found
+    return replace(left, failures=(*left.failures, *(Failure(name, why) for name in unknown)))
+
+
+def tallies_of(
+    measure: Leading, dataset: DeviceDataset, rows: torch.Tensor, index: Ints, sizes: Ints, outputs: torch.Tensor
+) -> Floats:
+    """Return the sums [models, clients, sums] of clients with so many rows each, one after another, `index` in `rows`.
+
+    `outputs` [models, rows, outputs] are those of a classifier or of a regression.
+    """
+    labels = dataset.labels[rows].cpu().numpy()[index]
+    each = outputs.to(torch.float64).cpu().numpy()[:, index]
+    sites = np.repeat(np.arange(len(sizes)), sizes)
+    given = each if dataset.classes else each[..., 0]
+    return np.array([tallied(mine, labels, sites, len(sizes), measure.threshold) for mine in given])
 
 
 def _regression(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints) -> dict[str, Floats]:

@@ -10,6 +10,8 @@ import torch
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError
+from steelyard.base.tallies import Leading, Tally, figures_of
+from steelyard.clients.local.evaluator import tallies_of
 from steelyard.clients.local.hardware import threads_for
 from steelyard.clients.local.population import DevicePopulation
 from steelyard.clients.local.simulation import Simulation
@@ -19,7 +21,7 @@ from steelyard.learning import evaluation, losses
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
 from steelyard.messages.payloads import ServerTest
-from steelyard.messages.updates import Counts, LossState, RowTests
+from steelyard.messages.updates import Counts, Floats, LossState, RowTests
 
 
 class SimulationServer(Server):
@@ -55,13 +57,13 @@ class SimulationServer(Server):
         """Return where the factors of the network's low-rank adapters stand in the flat model."""
         return self.clients.context.setup.layout.adapters
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server weighs."""
-        return self._test(seed, models, self._held(seed))
+        return self._test(seed, models, self._held(seed), measure)
 
-    def report(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def report(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server reports."""
-        return self._test(seed, models, self._population(seed).source.report)
+        return self._test(seed, models, self._population(seed).source.report, measure)
 
     def row_tests(self, seed: int, models: torch.Tensor) -> RowTests:
         """Test models [candidates, parameters] on single rows: those on which the server reports, or else weighs."""
@@ -137,19 +139,28 @@ class SimulationServer(Server):
     def _weighing_rows(self, seed: int) -> torch.Tensor:
         return _on_device(self._held(seed), self.clients.context.device)
 
-    def _test(self, seed: int, models: torch.Tensor, held: Rows) -> ServerTest:
+    def _test(self, seed: int, models: torch.Tensor, held: Rows, measure: Leading | None) -> ServerTest:
         dataset = self._population(seed).dataset
         labels, predictions, each = self._tried(seed, models, held)
         mean = each.to(torch.float64).mean(dim=1).cpu().numpy()
+        further = {} if measure is None else self._measured(seed, models, held, measure)
         if dataset.classes:
             counts = evaluation.confusion(predictions, labels, dataset.classes)
             by_class = evaluation.by_class(counts)
-            return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean, by_class=by_class)
+            return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), further, mean, by_class)
         if dataset.task is not None:
             figures = evaluation.FIGURES[dataset.task](predictions, labels)
             return ServerTest(next(iter(figures.values())), np.zeros((len(models), 0)), figures, mean)
-        errors = evaluation.errors(predictions, labels)
+        errors = {**evaluation.errors(predictions, labels), **further}
         return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
+
+    def _measured(self, seed: int, models: torch.Tensor, held: Rows, measure: Leading) -> dict[str, Floats]:
+        """Return all measures of each model on rows."""
+        dataset, device = self._population(seed).dataset, self.clients.context.device
+        rows, count = _on_device(held, device), len(held)
+        outputs = self.clients.context.evaluator.outputs(models.to(device), dataset, rows)
+        sums = tallies_of(measure, dataset, rows, np.arange(count), np.array([count]), outputs)
+        return figures_of(Tally(sums[:, 0]))
 
     def _tried(self, seed: int, models: torch.Tensor, held: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the labels of rows, and what each model predicts and loses on each of them."""

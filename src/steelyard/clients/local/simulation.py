@@ -14,7 +14,7 @@ from steelyard.clients.local.by_hand import HandEngine
 from steelyard.clients.local.cohort import Cohort, step_counts
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.engines.engine import Trainer
-from steelyard.clients.local.evaluator import evaluations
+from steelyard.clients.local.evaluator import evaluations, measured
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.outgoing import Facts, Measured, OfAlgorithm, OfBehaviour, OfVectors, Trained
 from steelyard.clients.local.population import DevicePopulation
@@ -233,7 +233,14 @@ class ClientTests:
             predictions, losses = self.context.evaluator.test(models, population.dataset, population.tests.unique, loss)
             counts = [len(questions[index].models) for index in indices]
             for index, *found in zip(indices, predictions.split(counts), losses.split(counts), strict=True):
-                answers[index] = evaluations(questions[index], population.tests, population.dataset, *found)
+                asked = questions[index]
+                answers[index] = evaluations(asked, population.tests, population.dataset, *found)
+                if asked.measure is not None:
+                    given = asked.models.to(self.context.device)
+                    outputs = self.context.evaluator.outputs(given, population.dataset, population.tests.unique)
+                    answers[index] = measured(
+                        answers[index], asked.measure, population.tests, population.dataset, outputs
+                    )
         for seed in dict.fromkeys(question.seed for question in questions):
             indices = [index for index, question in enumerate(questions) if question.seed == seed]
             asked = [questions[index] for index in indices]
@@ -278,6 +285,7 @@ class ClientTests:
         count = len(rows)
         predictions = torch.zeros((len(question.models), len(tests.unique)), device=self.context.device)
         losses = torch.zeros_like(predictions)
+        outputs: list[torch.Tensor] = []
         ends = np.cumsum(tests.sizes).tolist()
         for candidate, model in enumerate(question.models.to(self.context.device)):
             for begin in range(0, count, TESTED_TOGETHER):
@@ -288,7 +296,13 @@ class ClientTests:
                     span = slice(ends[client] - len(rows[client]), ends[client])
                     found = self.context.evaluator.test(own[None], dataset, rows[client], loss)
                     predictions[candidate, span], losses[candidate, span] = found[0][0], found[1][0]
-        return evaluations(question, tests, dataset, predictions, losses)
+                    if question.measure is not None:
+                        outputs.append(self.context.evaluator.outputs(own[None], dataset, rows[client])[0])
+        answer = evaluations(question, tests, dataset, predictions, losses)
+        if question.measure is None or not outputs:
+            return answer
+        together = torch.cat(outputs).unflatten(0, (len(question.models), -1))
+        return measured(answer, question.measure, tests, dataset, together)
 
     def _models(self, question: Question, clients: Sequence[str], model: torch.Tensor) -> torch.Tensor:
         """Return what some clients test for one candidate: [clients, parameters]."""
