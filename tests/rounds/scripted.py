@@ -91,7 +91,7 @@ class Server(protocol.Server):
     def initial(self, seed: int) -> torch.Tensor:
         return torch.full((len(NAMES),), float(seed))
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         assert type(seed) is int
         return ServerTest(np.full(len(models), 0.25), np.tile([0.5, 0.0], (len(models), 1)))
 

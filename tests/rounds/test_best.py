@@ -12,6 +12,7 @@ from tests.kit import assert_refused
 from tests.rounds.scripted import NAMES, Clients, Server, federation, ran
 from tests.rounds.test_testing import answered
 
+from steelyard.base.tallies import Leading
 from steelyard.messages.payloads import ServerTest
 from steelyard.rounds.state import Plan
 from steelyard.rounds.testing import check_tested
@@ -27,7 +28,7 @@ class Choosing(Server):
     def __init__(self, *, regression: bool) -> None:
         self.regression, self.rounds = regression, iter(COURSE)
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         worth = np.array([next(self.rounds)])
         if self.regression:
             return ServerTest(np.zeros(1), np.zeros((1, 0)), {"mae": worth, "rmse": 4 - worth})

@@ -16,6 +16,7 @@ from tests.privacy.seeded_source import SeededSource
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, ran, state
 
 from steelyard.base import randomness
+from steelyard.base.tallies import Leading
 from steelyard.messages.algorithm import Algorithm, ServerStep
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, LossState, Task, Updates
@@ -302,7 +303,7 @@ def test_what_an_algorithm_s_server_makes_of_the_sum_is_the_draft_s() -> None:
 
 def test_a_round_is_weighed_again_without_a_culprit_as_it_was_weighed_first() -> None:
     class Partial(Server):
-        def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
             assert seed == 3
             return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
 

@@ -14,6 +14,7 @@ import torch
 from steelyard.adapters.arrays import Arrays, Layout, Spill
 from steelyard.base.errors import UserError, expect, one_line, texts_of
 from steelyard.base.settings import LARGEST_REAL, validated
+from steelyard.base.tallies import Leading
 from steelyard.clients.protocol import Server
 from steelyard.learning import evaluation
 from steelyard.messages.payloads import ServerTest
@@ -38,7 +39,7 @@ class NoRows(Server):
     def initial(self, seed: int) -> torch.Tensor:
         raise NotImplementedError  # the framework makes the first model
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         raise NotImplementedError  # rules that need rows are refused when they are read
 
 
@@ -70,7 +71,7 @@ class ServerRows(NoRows):
         if not bool(torch.isfinite(self._features).all()):
             raise UserError("rows: features hold NaN or infinity; allowed: finite numbers")
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         """Return accuracy and the figures of each class for each model, given as changes [models, parameters]."""
         state = self._network.state_dict()
         counts = [self._confusion(model, state) for model in models]

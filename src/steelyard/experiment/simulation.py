@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from steelyard.base.errors import UserError
+from steelyard.base.tallies import Leading
 from steelyard.clients.local import Clock, ClockSettings, ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients, Noise, Sending, SendingClients, Server, Step
 from steelyard.clients.ranks.engine import RanksEngine, on_rank
@@ -201,6 +202,6 @@ class RemoteServer(Server):
         """Return where the factors of the network's low-rank adapters stand in the flat model."""
         return Layout.of(self._build(seed)).adapters
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         """Refuse: there is nothing to test on."""
         raise UserError("partition.server: 'none' leaves the server without a test set; allowed: held-out, fraction")

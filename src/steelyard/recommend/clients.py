@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
+from steelyard.base.tallies import Leading
 from steelyard.clients.protocol import Clients, Server
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
@@ -87,7 +88,7 @@ class RecommendServer(Server):
     def _first(self, seed: int) -> Floats32:
         return initial_table(seed, self.rows, self.factors, bias_spread=self.bias_spread)
 
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+    def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         raise UserError(
             "criterion VP: the server of a recommender has no test set and sees no whole model; allowed: other criteria"
         )
