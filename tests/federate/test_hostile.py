@@ -11,16 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("flwr")
 
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
-from tests.federate.real_federation import HOSPITALS, Federation, hospitals
+from tests.federate.real_federation import HOSPITALS, NODE, Federation, hospitals
 from tests.kit import named, wait_until
 
+from steelyard.experiment.loading import read_experiment
 from steelyard.federate.certificates import make_key
 from steelyard.federate.workers import Process, end_all, environment
+from steelyard.runs.history import History
 
 SHARED = """
 server = "127.0.0.1:{port}"
@@ -100,6 +103,40 @@ def test_what_a_hostile_server_asks_for_is_not_answered(clinic: Federation, chan
     assert (done.returncode, line in told, "123-45-" in told) == (2, True, False), told
     # The server's own processes, where its owner asked for it; no node's.
     assert len({path.name for path in clinic.root.glob("ran-*")}) <= 2
+
+
+TABLE = """
+statistics = "findings"
+[data]
+source = "csv"
+path = "{name}.csv"
+labels = "y"
+classes = 2
+"""
+READ = 'source = "csv"\npath = "own.csv"\nlabels = "y"\nnormalise = "standard"'
+
+
+@pytest.mark.slow
+def test_sites_hear_before_round_1_that_they_measure_in_other_units(clinic: Federation) -> None:
+    """The two hospitals come back with tables; the clinic, whose owner tells nothing, has none."""
+    root, rng = clinic.root, np.random.default_rng(8)
+    for name, factor in (("hospital-a", 1), ("hospital-b", 1000)):
+        clinic.stop(name)
+        table = pd.DataFrame(rng.normal(50, 9, (120, 2)), columns=["age", "dose"])
+        table["y"] = (table["age"] > 50).astype(int)
+        table["dose"] *= factor
+        table[["dose", "y", "age"][:: 1 if factor == 1 else -1]].to_csv(root / f"{name}.csv", index=False)
+        text = NODE.format(address=f"127.0.0.1:{clinic.port}", name=name).replace(f'data = "{name}.npz"\n', "")
+        (root / f"{name}.toml").write_text(text + TABLE.format(name=name))
+        clinic.node(name)
+    (root / "tables.toml").write_text(HOSPITALS.replace('source = "npz"\npath = "own.npz"', READ))
+    done = clinic.steelyard("submit", "server", "tables.toml", "--set", "rounds.count=1", "--out", "runs/tables")
+    notes = History(root / "runs" / "tables").info["federation_notes"] if not done.returncode else done.stderr
+    assert "column 'dose' at 'hospital-b': other-units, about 1000 times as large as at the others" in notes
+    assert set(read_experiment(root / "runs" / "tables").model_dump()["data"]["scales"]) == {"age", "dose"}
+    log = (root / "hospital-b.log").read_text()
+    assert "mean, deviation and cells in bins of 2 columns of numbers, and how often words are in y" in log
+    assert "column 'dose' at 'hospital-b' is about 1000 times as large as at the others" in log
 
 
 TERMS = """

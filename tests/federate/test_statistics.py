@@ -52,7 +52,7 @@ EXPERIMENT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three sites of unequal size, centre and spread, each its own file, and one of all of them."""
+    """Three sites of unequal size, centre and spread, each with columns in its own order, and one file of all."""
     folder, rng = tmp_path_factory.mktemp("sites"), np.random.default_rng(4)
     parts: list[pd.DataFrame] = []
     for number, site in enumerate(SITES):
@@ -61,7 +61,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         label = (age + dose > np.median(age + dose)).astype(int)
         part = np.where(np.arange(rows) % 4 == 0, "test", "train")
         parts.append(pd.DataFrame({"site": site, "age": age, "dose": dose, "y": label, "part": part}))
-        parts[-1].to_csv(folder / f"{site}.csv", index=False)
+        parts[-1][list(rng.permutation(parts[-1].columns))].to_csv(folder / f"{site}.csv", index=False)
     pd.concat(parts).to_csv(folder / "all.csv", index=False)
     return folder
 

@@ -16,6 +16,7 @@ from steelyard.clients.local import ComputeSettings, Simulation
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.data import DataSettings, PartitionSettings, load
+from steelyard.data.columns import by_name
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.data.site_sums import SiteColumns
 from steelyard.data.sources.csv import Csv
@@ -127,6 +128,7 @@ def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
     dataset = load(data.model_copy(update={"path": node.data} | ({"files": ()} if isinstance(data, Csv) else {})))
     if not node.own_data:
         return dataset
+    dataset = by_name(dataset)
     if len(node.names) == 1:
         return replace(dataset, owners=np.full(len(dataset), node.names[0]))
     if dataset.owners is None:

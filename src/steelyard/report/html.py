@@ -103,7 +103,7 @@ def _runs(view: RunView) -> list[RunFacts]:
         view.names, view.histories, view.documents, view.experiments, strict=True
     ):
         info = history.info
-        kept = ("status", "device", "precision", "engine_choice", "parameters")
+        kept = ("status", "device", "precision", "engine_choice", "parameters", "federation_notes")
         facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | history.facts.versions
         more = {
             "notes": document.notes,
