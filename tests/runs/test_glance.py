@@ -103,7 +103,8 @@ def links(tmp_path: Path) -> Path:
     (root / "half").mkdir()
     (root / "half" / "run.sqlite").symlink_to(outside / "run.sqlite")
     (root / "empty").mkdir()
-    (make_run(root / "journal") / "run.sqlite-journal").symlink_to(outside / "run.sqlite")
+    for ending in ("wal", "shm", "journal"):
+        (make_run(root / ending) / f"run.sqlite-{ending}").symlink_to(outside / "run.sqlite")
     return root
 
 
@@ -149,6 +150,7 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
     store.note(RunFacts(measure="ndcg", clients="flower"))
     store.close()
     os.utime(folder / "run.sqlite", (1000, 1000))
+    (folder / "run.sqlite-shm").touch()  # readers write it, too
     seen = glance(tmp_path, "a")
     assert (seen.folder, seen.writer) == (folder, this_process())
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -168,3 +170,7 @@ def test_all_that_a_look_tells(tmp_path: Path) -> None:
     }
     change(folder, "INSERT INTO failures VALUES (1, 7, 1, 'late')")
     assert glance(tmp_path, "a").problem.endswith("round 7 stands after its end, which is round 2")
+    (folder / "run.sqlite").write_bytes(b"no database")
+    bad = glance(tmp_path, "a")
+    assert (bad.state, bad.measure, bad.rules, bad.writer) == ("unreadable", "accuracy", (), None)
+    assert bad.problem.startswith("a: cannot be read: ")

@@ -17,7 +17,7 @@ from tests.runs.records import RAW, add, begun, evaluations, federation, record,
 from steelyard.messages.updates import Failure
 from steelyard.rounds.plan import RoundValues
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs.columns import KEYS, WHOLE, between, pack, unpack
+from steelyard.runs.columns import KEYS, WHOLE, as_table, between, pack, unpack
 from steelyard.runs.export import listening_frame
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History, read_values
@@ -207,6 +207,21 @@ def test_arrays_are_ordered_by_round_and_client_and_tables_have_holes(tmp_path: 
     assert frame["client"].tolist() == ["b", "z", "a", "b", "z", "b", "z"]
     assert frame["failure"].fillna("").tolist() == ["", "", "", "gone", "", "", ""]
     assert frame.loc[0, ["raw_DS", "raw_LD", "normalised_DS", "normalised_LD"]].tolist() == [1.0, 4.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("round", "client", "table"),
+    [
+        ([1, 1, 2, 2], [0, 1, 0, 1], [[1, 2], [3, 4]]),  # nobody is missing
+        ([1, 1, 2, 3], [0, 1, 0, 1], [[1, 2], [3, 0], [0, 4]]),
+        ([1, 1, 2, 2], [0, 1, 1, 2], [[1, 2, 0], [0, 3, 4]]),
+        ([], [], []),
+    ],
+)
+def test_entries_stand_in_their_round_and_column(round: list[int], client: list[int], table: list[list[int]]) -> None:
+    counts = [np.array(column, dtype=np.int64) for column in (round, client)]
+    rounds, found = as_table(*counts, max(client, default=-1) + 1, np.arange(1.0, len(round) + 1))
+    assert (rounds.tolist(), np.nan_to_num(found).tolist()) == (sorted(set(round)), table)
 
 
 def test_a_follower_reads_only_what_is_new(tmp_path: Path) -> None:
