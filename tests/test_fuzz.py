@@ -39,7 +39,8 @@ from steelyard.experiment.loading import build
 from steelyard.messages.updates import Question, Task
 from steelyard.recommend import interactions
 from steelyard.recommend.wire import SparseCodec
-from steelyard.runs.checkpoint import checksum, read_tensors, restore
+from steelyard.runs.checkpoint import read_tensors, restore
+from steelyard.runs.facts import checksum
 from steelyard.runs.schema import SCHEMA
 from steelyard.weighing import table as weighing_table
 

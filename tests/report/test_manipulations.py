@@ -31,7 +31,7 @@ from steelyard.experiment.running import run
 from steelyard.proof.signing import SigningKey
 from steelyard.report.record import record
 from steelyard.report.verification import verify
-from steelyard.runs.checkpoint import checksum
+from steelyard.runs.facts import checksum
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
 

@@ -24,7 +24,8 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import LossState, Updates
 from steelyard.rounds.state import Best, RoundState
 from steelyard.runs import checkpoint
-from steelyard.runs.checkpoint import FOLDER, TensorFiles, load_all, metadata_of, read_content, read_tensors
+from steelyard.runs.checkpoint import FOLDER, TensorFiles, load_all, metadata_of, read_tensors
+from steelyard.runs.facts import read_content
 from steelyard.runs.kept_updates import join_kept, keep_round, kept_rounds, path_of_round, read_round
 from steelyard.weighing.order import OrderState
 

@@ -29,10 +29,10 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.report.result import computed
 from steelyard.report.verification import verify
 from steelyard.rounds.state import Best, RoundState
-from steelyard.runs.checkpoint import checksum, pack, write_tensors
+from steelyard.runs.checkpoint import pack, write_tensors
 from steelyard.runs.database import Damaged, Reader, bound, check_files, size_of_database, unbound
 from steelyard.runs.export import export_run
-from steelyard.runs.facts import RunFacts
+from steelyard.runs.facts import RunFacts, checksum
 from steelyard.runs.history import History, read_values
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import Store, add_values, tidy

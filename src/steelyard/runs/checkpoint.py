@@ -25,7 +25,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
 from steelyard.rounds.state import Best, RoundState, States
-from steelyard.runs.facts import BestRound, checksum
+from steelyard.runs.facts import BestRound, check_name, read_checkpoint, read_content
 from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS
@@ -62,15 +62,6 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return _tensors(path, read_content(path))
 
 
-def read_content(path: Path, longest: int | None = None) -> bytes:
-    """Return the bytes of a checkpoint's file; one that cannot be read, or is longer, is named in the error."""
-    try:
-        return files.read_bytes(path, longest)
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
-
-
 def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
     try:
         return load(content)
@@ -93,12 +84,6 @@ def _older(path: Path, content: bytes) -> dict[str, _Older]:
     for name in found:
         check_name(path.parent, name)
     return found
-
-
-def check_name(folder: Path, name: object) -> None:
-    """Refuse a name that no run gives to a checkpoint: it comes from a file or database that anybody may have made."""
-    if not isinstance(name, str) or not files.CHECKPOINT_NAME.fullmatch(name):
-        raise UserError(f"{folder}: {brief(name)} is no name of a checkpoint; allowed: as the run wrote it")
 
 
 @dataclass(frozen=True)
@@ -372,16 +357,13 @@ def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, int, st
 
 
 def _read(folder: Path, round: int, file: str, text: str, size: int, wanted: str, *, strict: bool = True) -> Restored:
-    check_name(folder / FOLDER, file)
-    path = folder / FOLDER / file
-    content = read_content(path, size if strict else None)
-    if strict and checksum(content, str(text)) != wanted:
-        raise UserError(f"{path}: not the checkpoint that was written: its checksum differs")
+    content = read_checkpoint(folder, file, str(text), size, wanted, strict=strict)
     loaded = load_all(folder, file, content, strict=strict)
     try:
         states, kept = unpack(loaded.tensors, text)
     except (ValueError, TypeError) as error:
         what = next(iter(error.errors(include_url=False))) if isinstance(error, ValidationError) else None
         reason = str(error) if what is None else f"{'.'.join(map(str, what['loc']))}: {what['msg']}"
+        path = folder / FOLDER / file
         raise UserError(f"{path}: the states that belong to it cannot be read: {printable(reason)}") from error
     return Restored(round, states, kept, loaded=loaded)

@@ -163,6 +163,7 @@ OUTSIDE = ("tracked_as", "withdrawals", "writer")
 """Facts that are noted after the end: by a tracker, and by runs that repeat this one; and who writes it now."""
 _LAST = "SELECT round, head FROM chain WHERE head IS NOT NULL ORDER BY round DESC LIMIT 1"
 _CHECKPOINTS = "SELECT round, head, checksum, size FROM checkpoints ORDER BY round"
+_FILES = "SELECT file, states, size, checksum FROM checkpoints ORDER BY round"
 _ENDED = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.id = e.federation WHERE e.round <= ?"
 _NEWEST = "SELECT COALESCE(MAX(round), -1) FROM {} WHERE typeof(round) = 'integer'"
 _NO_ROUND = "typeof(round) != 'integer' OR round < 0"
@@ -261,19 +262,36 @@ def checksum(content: bytes, states: str) -> str:
     return hashlib.sha256(content + b"\0" + states.encode()).hexdigest()
 
 
+def read_content(path: Path, longest: int | None = None) -> bytes:
+    """Return the bytes of a checkpoint's file; one that cannot be read, or is longer, is named in the error."""
+    try:
+        return files.read_bytes(path, longest)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
+
+
+def check_name(folder: Path, name: object) -> None:
+    """Refuse a name that no run gives to a checkpoint: it comes from a file or database that anybody may have made."""
+    if not isinstance(name, str) or not files.CHECKPOINT_NAME.fullmatch(name):
+        raise UserError(f"{folder}: {brief(name)} is no name of a checkpoint; allowed: as the run wrote it")
+
+
+def read_checkpoint(folder: Path, file: str, states: str, size: int, wanted: str, *, strict: bool = True) -> bytes:
+    """Return the bytes of a checkpoint's file in a run's folder; with `strict` only those that were written."""
+    path = folder / files.CHECKPOINTS / file
+    check_name(path.parent, file)
+    content = read_content(path, size if strict else None)
+    if strict and checksum(content, states) != wanted:
+        raise UserError(f"{path}: not the checkpoint that was written: its checksum differs")
+    return content
+
+
 def file_problem(db: sqlite3.Connection, folder: Path) -> str:
     """Say which checkpoint's file is not the one that was written; empty where all are."""
-    rows = db.execute("SELECT file, states, size, checksum FROM checkpoints ORDER BY round").fetchall()
-    for name, states, size, wanted in rows:
-        if not files.CHECKPOINT_NAME.fullmatch(str(name)):
-            return f"{brief(name)} is no name of a checkpoint"
-        path = folder / files.CHECKPOINTS / name
-        try:
-            content = files.read_bytes(path, longest=size)
-        except UserError as error:
-            return str(error)
-        except OSError as error:
-            return f"{path}: not a readable checkpoint: {error.strerror}"
-        if checksum(content, str(states)) != wanted:
-            return f"{path}: not the checkpoint that was written: its checksum differs"
+    try:
+        for file, states, size, wanted in db.execute(_FILES).fetchall():
+            read_checkpoint(folder, file, str(states), size, wanted)
+    except UserError as error:
+        return str(error)
     return ""

@@ -22,11 +22,11 @@ from steelyard.base.files import BESIDE, DATABASE, sync_folder, sync_tree
 from steelyard.proof.signing import SigningKey
 from steelyard.rounds.state import Federation, RoundState
 from steelyard.runs.chain import Records
-from steelyard.runs.checkpoint import FOLDER, TensorFiles, checksum, last_checkpoint, pack
+from steelyard.runs.checkpoint import FOLDER, TensorFiles, last_checkpoint, pack
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.database import BROKEN, Reader, close_log, connect, exists, known, reading, unreadable
-from steelyard.runs.facts import RunFacts, write_closing
+from steelyard.runs.facts import RunFacts, checksum, write_closing
 from steelyard.runs.kept_updates import join_kept
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.store import Store, held

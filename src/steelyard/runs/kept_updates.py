@@ -22,7 +22,8 @@ from steelyard.base.errors import UserError
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
-from steelyard.runs.checkpoint import metadata_of, read_content, read_tensors, write_tensors
+from steelyard.runs.checkpoint import metadata_of, read_tensors, write_tensors
+from steelyard.runs.facts import read_content
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""

@@ -30,7 +30,7 @@ from steelyard.runs.checkpoint import FOLDER, TensorFiles
 from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
-from steelyard.runs.facts import RunFacts, closing_problem, fact, facts_hash, write_closing
+from steelyard.runs.facts import RunFacts, checksum, closing_problem, fact, facts_hash, write_closing
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.signatures import bad_signature
@@ -160,7 +160,7 @@ class Store:
                 file = f"round-{round:06d}.safetensors"
                 # The last one is whole: a finished run is one database with one file beside it.
                 content = self._tensors.write(file, tensors, whole=last)
-                kept = (round, file, text, len(content), checkpoint.checksum(content, text))
+                kept = (round, file, text, len(content), checksum(content, text))
             # A round without a checkpoint may be lost with the power: it is repeated. One with a checkpoint may not.
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
             with self._db:
