@@ -15,7 +15,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from steelyard.algorithms.registry import algorithm
-    from steelyard.api import Experiment, RecommendExperiment, SweepResult, resume
+    from steelyard.api import Experiment, RecommendExperiment, SweepResult, check, resume
     from steelyard.base.errors import UserError
     from steelyard.base.usercode import loss, model
     from steelyard.data import Dataset, Population, in_memory
@@ -46,6 +46,7 @@ __all__ = [
     "Weighed",
     "WeighingSettings",
     "algorithm",
+    "check",
     "client_criterion",
     "in_memory",
     "loss",
@@ -61,7 +62,7 @@ _HOMES = {
     for home, names in {
         "steelyard.messages.algorithm": ("Algorithm", "LocalSteps", "LocalTraining", "ServerStep"),
         "steelyard.algorithms.registry": ("algorithm",),
-        "steelyard.api": ("Experiment", "RecommendExperiment", "SweepResult", "resume"),
+        "steelyard.api": ("Experiment", "RecommendExperiment", "SweepResult", "check", "resume"),
         "steelyard.data": ("Dataset", "Population", "in_memory"),
         "steelyard.base.errors": ("UserError",),
         "steelyard.result": ("Result",),

@@ -16,6 +16,7 @@ from steelyard.base.marks import Code, marked
 from steelyard.base.settings import Section, explain
 from steelyard.base.usercode import hand_over_as, is_handed_over
 from steelyard.experiment import running
+from steelyard.experiment.data_check import DataCheck, check_data
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import Ask, load, read_experiment, refuse
@@ -118,12 +119,18 @@ class _Runnable:
         return runnable(load(name_or_file, changes, seed, _asking(trust, "Experiment.load(..., trust=True)")))
 
     def run(
-        self, out: str | Path | None = None, *, dataset: DatasetOrSeeded | None = None, progress: bool | None = None
+        self,
+        out: str | Path | None = None,
+        *,
+        dataset: DatasetOrSeeded | None = None,
+        progress: bool | None = None,
+        accept: Sequence[str] = (),
     ) -> Result:
         """Run the experiment and return its result.
 
         `dataset` hands over data built with `steelyard.in_memory`, or a function that returns them for a seed.
-        `progress` shows how far it is; by default in a notebook and on a terminal.
+        `progress` shows how far it is; by default in a notebook and on a terminal. `accept` names findings of
+        `steelyard.check` that are no reason to stop.
 
             >>> result = steelyard.Experiment(data={"source": "memory"}, partition={"clients": 4}).run(
             ...     dataset=steelyard.in_memory(features, labels))  # features [rows, columns], labels [rows]
@@ -134,7 +141,8 @@ class _Runnable:
         """
         out, shown = _place(out), _shown(progress)
         with watching(shown):
-            return Result(running.run(_described(self), out=out, dataset=dataset, progress=shown))
+            chosen = texts_of(accept, "accept", 'a list of findings, such as ["labels-spelled-alike"]')
+            return Result(running.run(_described(self), out=out, dataset=dataset, progress=shown, accept=chosen))
 
     def compare(
         self,
@@ -301,6 +309,28 @@ def resume(
     with watching(shown):
         folder = running.resume(folder, dataset=dataset, progress=shown, ask=ask, accept_changes=accept_changes)
         return Result(folder)
+
+
+def check(
+    experiment: str | Path | Experiment | RecommendExperiment,
+    *,
+    dataset: DatasetOrSeeded | None = None,
+    trust: bool = False,
+) -> DataCheck:
+    """Say what is wrong with an experiment's data, each site alone and all against each other; nothing is trained.
+
+    `run` does the same first and refuses what is certain. Data that are handed over are shared out, and what needs the
+    names of columns is left out.
+
+        >>> looked = steelyard.check("my.toml")
+        >>> [finding.sentence for finding in looked.findings if finding.level == "error"]
+
+    Raises:
+        UserError: there is no such recipe or file, or it is no experiment.
+    """
+    if not isinstance(experiment, _Runnable):
+        experiment = Experiment.load(experiment, trust=trust)
+    return check_data(_described(experiment), dataset)
 
 
 def named_in_python(folder: str | Path) -> list[str]:

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     ),
     "Write experiments": (
         ("new", "showing:new", "Write an experiment for your data, ready to run."),
+        ("check", "showing:check", "Say what is wrong with an experiment's data before anybody trains."),
         ("list", "showing:list_names", "List rules, criteria, algorithms, networks and recipes."),
         ("show", "showing:show", "Print an experiment, its schema or its partition."),
     ),

@@ -48,6 +48,10 @@ ReportOption = Annotated[bool, typer.Option("--report", help="Also write the rep
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")]
 SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")]
+AcceptOption = Annotated[
+    list[str] | None,
+    typer.Option("--accept", help="Go on in spite of this finding of `steelyard check`. May be given again."),
+]
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run of kind recommend.")]
 RuleOption = Annotated[str | None, typer.Option(help="Which rule of the run; default: the main one.")]
 

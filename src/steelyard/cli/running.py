@@ -8,13 +8,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steelyard.base.errors import UserError, printable
 from steelyard.base.logs import doing, logger, quiet
 from steelyard.cli.options import (
+    AcceptOption,
     BaselineOption,
     ExperimentArgument,
     FirstSeedOption,
@@ -67,6 +68,7 @@ def run(
     seed: SeedOption = None,
     out: OutOption = None,
     trust: TrustOption = False,
+    accept: AcceptOption = None,
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
@@ -76,7 +78,8 @@ def run(
             from steelyard.experiment.running import run as run_experiment
 
         described = load(experiment, changes or [], seed, asking(trust))
-        finish(lambda: Result(run_experiment(described, out=out, progress=not quiet())), format, report)
+        chosen = accept or []
+        finish(lambda: Result(run_experiment(described, out=out, progress=not quiet(), accept=chosen)), format, report)
 
 
 def resume(
@@ -137,19 +140,24 @@ def compare(
         ),
     ] = None,
     trust: TrustOption = False,
+    accept: AcceptOption = None,
     report: ReportOption = False,
     full: FullOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and say which one to use."""
-    of_a_run = {"--report": report, "--full": full, "--baseline": baseline}
+    of_a_run = {"--report": report, "--full": full, "--baseline": baseline, "--accept": accept}
     if participation is not None:
         allowed = "each of its runs has these by itself (steelyard table FOLDER)"
         refuse_together("--participation", {"--part": part, **of_a_run}, allowed)
         compare_shares(experiment, rules or [], changes or [], (seeds, seed), participation, out, trust, format)
         return
     if part is not None:
-        refuse_together("--part", of_a_run, "the whole has these (steelyard join, then steelyard table or report)")
+        refuse_together(
+            "--part",
+            {**of_a_run, "--accept": None},
+            "the whole has these (steelyard join, then steelyard table or report)",
+        )
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.parts import Part
@@ -160,7 +168,8 @@ def compare(
             raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
         chosen = seeds_of(described, seeds)
         mine = None if part is None else Part.read(part)
-        folder = watched(lambda: run_experiment(described, seeds=chosen, out=out, progress=not quiet(), part=mine))
+        options: dict[str, Any] = {"seeds": chosen, "out": out, "part": mine, "accept": accept or []}
+        folder = watched(lambda: run_experiment(described, progress=not quiet(), **options))
         if mine is not None:
             print_part(mine, folder, format)
             return

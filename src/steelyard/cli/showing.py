@@ -18,7 +18,17 @@ from steelyard.algorithms import catalogue
 from steelyard.base.documents import first_line, schema_with_texts
 from steelyard.base.errors import UserError, brief, listed, printable
 from steelyard.base.settings import Section, parse
-from steelyard.cli.options import Format, FormatOption, SeedOption, SetOption, recipe_names
+from steelyard.cli.options import (
+    AcceptOption,
+    ExperimentArgument,
+    Format,
+    FormatOption,
+    SeedOption,
+    SetOption,
+    TrustOption,
+    asking,
+    recipe_names,
+)
 from steelyard.cli.printing import emit, terminal_width
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import kind_of, load, source_text, to_toml
@@ -299,4 +309,38 @@ def new(
     for line in data.hints:
         print(f"hint: {line}")
     print(f"wrote {file}: {summary}")
+    if form != "images":
+        from steelyard.experiment.data_check import check_data
+
+        looked = check_data(load(str(file)))
+        for line in looked.lines()[:MOST_FINDINGS]:
+            print(printable(line))
+        if len(looked.findings) > MOST_FINDINGS:
+            print(f"all {len(looked.findings)} findings: steelyard check {shlex.quote(str(file))}")
     print(f"next: steelyard run {shlex.quote(str(file))}")
+
+
+MOST_FINDINGS = 5
+
+
+def check(
+    experiment: ExperimentArgument,
+    changes: SetOption = None,
+    seed: SeedOption = None,
+    trust: TrustOption = False,
+    accept: AcceptOption = None,
+    format: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="text for people, json for programs.")
+    ] = "text",
+) -> None:
+    """Look at an experiment's data, each site alone and all against each other; nothing is trained.
+
+    Ends with 1 where a finding would stop a run.
+    """
+    # For speed of start: --help must not wait for torch.
+    from steelyard.experiment.data_check import check_data
+
+    looked = check_data(load(experiment, changes or [], seed, asking(trust))).accepting(accept or [])
+    emit(looked, format, (), looked.lines())
+    if looked.errors:
+        raise typer.Exit(1)

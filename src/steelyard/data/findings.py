@@ -237,8 +237,7 @@ def _labels_beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
     first = min(own.first.values(), default=None)
     row, mend = "" if first is None else str(first + 1), f"data.columns.{profile.label}.synonyms"
     if pairs := spelled_alike(own.words, theirs.words):
-        text = next(iter(pairs))
-        place = own.first.get(text)
+        place = min((own.first[text] for text in pairs if text in own.first), default=None)
         sentence = f"labels at '{profile.site}' differ from others in case or spaces alone: {_shown(pairs)}"
         more = {"row": "" if place is None else str(place + 1), "mend": mend}
         return [found("labels-spelled-alike", sentence, profile, **more)]

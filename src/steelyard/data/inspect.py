@@ -18,9 +18,10 @@ import numpy as np
 
 from steelyard.base.errors import UserError, listed, nearest, without_controls
 from steelyard.base.settings import validated
-from steelyard.data.cells import LARGEST, in_order, parse_numbers
+from steelyard.data.cells import LARGEST, in_order, number_of, parse_numbers
 from steelyard.data.columns import survival_line, survival_pair, table_dataset
 from steelyard.data.dataset import Dataset, owner_names
+from steelyard.data.mending import mended
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table
 from steelyard.data.sources.source import BY_FILE, COMPLETE, TaskKind, is_pattern
@@ -154,6 +155,11 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
     columns = [
         replace(column, kind="gives the answer away") if pair and column.name in pair else column for column in columns
     ]
+    afterwards = survival_pair(frame) if pair is None else None
+    columns = [
+        replace(column, kind="known only afterwards") if afterwards and column.name in afterwards else column
+        for column in columns
+    ]
     fields: dict[str, tuple[Any, str]] = {"labels": (label, "the column to predict")}
     task, label_line = _task(frame[label], label)
     if event is not None:
@@ -171,7 +177,13 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
         why = f" (left out: {'; '.join(_why(columns))})" if columns else ""
         raise UserError(f"{path}: has no column that may be an input{why}; expected one of numbers or categories")
     fields |= _column_fields(columns)
-    dataset = table_dataset(table, _settings(path, fields, "standard"))
+    unlabelled = int(frame[label].isna().sum())
+    if event is not None:
+        unlabelled += int((parse_numbers(frame[label]) <= 0).sum())
+    if unlabelled:
+        fields["unlabelled"] = ("drop", f"{unlabelled:,} rows have no {'time above 0' if event else 'label'}")
+    settings = _settings(path, fields, "standard")
+    dataset = table_dataset(mended(table, settings), settings)
     account = [*table.notes, f"{path.name}: {len(frame):,} rows, {len(table.names) - len(table.added)} columns"]
     account += [label_line, *_input_lines(columns)]
     summary = _of_table(dataset, fields)
@@ -295,7 +307,10 @@ def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
     if any(column.mixed for column in columns):
         named = [column.name for column in columns if column.kind == "category"]
         fields["categories"] = (named, "a 0/1 column for each of their values; some hold numbers and words")
-    words = {column.name: list(column.words) for column in columns if column.words}
+    limited = {column.name: {"limits": True} for column in columns if column.words and _are_limits(column.words)}
+    if limited:
+        fields["columns"] = (limited, "cells such as <5 are the number in them, marked in a column beside")
+    words = {column.name: list(column.words) for column in columns if column.words and column.name not in limited}
     if words:
         fields["na_values"] = (words, "words among numbers, taken to mean: not recorded")
     holes = [column for column in columns if column.kind in ("number", "category") and column.empty > 0]
@@ -305,6 +320,10 @@ def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
         if often:
             fields["indicators"] = (often, "one more 0/1 column each: 1 where it is empty")
     return fields
+
+
+def _are_limits(words: Sequence[str]) -> bool:
+    return all(word.startswith(("<", ">")) and np.isfinite(number_of(word[1:])) for word in words)
 
 
 def _why(left: Sequence[Column]) -> list[str]:
@@ -348,7 +367,11 @@ def _hints(columns: Sequence[Column], frame: Any, owner: str | None) -> list[str
     if coded:
         hints.append(f"if these few whole numbers are codes, name them in data.categories: {few(coded)}")
     if owner is None:
-        likely = [column.name for column in columns if OWNERS.search(column.name.lower()) and column.levels > 1]
+        likely = [
+            column.name
+            for column in columns
+            if OWNERS.search(column.name.lower()) and 1 < column.levels <= len(frame) // 2
+        ]
         if likely:
             hints.append(f"whose row is it? perhaps --owner {shown(likely[0])}")
     return hints

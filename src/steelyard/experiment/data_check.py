@@ -61,6 +61,19 @@ class DataCheck(Document):
         """What stops a run."""
         return [finding for finding in self.findings if finding.level == "error" and not finding.accepted]
 
+    def lines(self) -> list[str]:
+        """Return what people are told, a line for each finding and one that sums up."""
+        found_lines: list[str] = []
+        for finding in self.findings:
+            how = f"{finding.level}, accepted" if finding.accepted else finding.level
+            mend = f"; see {finding.mend}" if finding.mend else ""
+            found_lines.append(f"{how}: {finding.name}: {said(finding)}{mend}")
+        sites = [count for name, count in self.sites.items() if name]
+        among = f" at {len(sites):,} sites" if sites else ""
+        counts = {level: sum(each.level == level for each in self.findings) for level in ("error", "warning", "note")}
+        some = [f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count]
+        return [*found_lines, f"{sum(self.sites.values()):,} rows{among}: {', '.join(some) or 'nothing found'}"]
+
     def accepting(self, names: Sequence[str]) -> DataCheck:
         """Return the same with what is accepted by name; a name that is no finding's is refused."""
         for name in names:
@@ -235,7 +248,7 @@ def _of_table(experiment: LearningDescription, table: Table, data: Csv) -> DataC
 
 def _not_by_chance(repeated: NDArray[np.bool_], chance: float) -> int:
     count = int(repeated.sum())
-    return count if count > 100 * chance else 0
+    return count if count > 10 * chance else 0
 
 
 def _drift_of(profiles: Sequence[SiteProfile]) -> dict[str, dict[str, float]]:

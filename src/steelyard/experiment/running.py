@@ -25,6 +25,7 @@ from steelyard.clients.local import SimulationServer
 from steelyard.clients.ranks.engine import Share, own_versions
 from steelyard.clients.ranks.group import RankLost, Ranks, join, rank_count
 from steelyard.clients.ranks.wire import Content
+from steelyard.experiment.data_check import DataCheck, check_data, said
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
 from steelyard.experiment.loading import FOLDER as CODE
@@ -74,14 +75,17 @@ def run(
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
     part: Part | None = None,
+    accept: Sequence[str] = (),
 ) -> Path:
     """Run an experiment from the start into a new folder, which is returned.
 
-    `assemble` brings clients of another kind than simulated. `part` runs only that part of the rules and seeds.
+    `assemble` brings clients of another kind than simulated. `part` runs only that part of the rules and seeds. Data
+    that are wrong for certain are refused, but for findings that `accept` names.
     """
     check_tracker(experiment.tracking)
     experiment, dataset = experiment.with_dataset(dataset, (seeds or [experiment.seed])[0])
     folder = new_folder(experiment, out)
+    looked = None if assemble is not None else _looked_at(experiment, accept)
     clients, server = assembled(experiment, dataset, assemble)
     with closing(clients):
         experiment = experiment.changed(clients.terms) if clients.terms else experiment
@@ -101,6 +105,8 @@ def run(
             salt=None if parts.private is None else secrets.token_hex(32),
             others={"ranks": str(rank_count()), **versions()},
         )
+        if looked is not None and looked.findings:
+            facts = facts.also(RunFacts(findings=looked.findings, drift=looked.drift))
         facts = facts.also(begun_with(folder, text, clients, parts.seeds))
         set_up(folder, {RUN_FILE: text}, facts, federations, made)
         store = _open(folder, experiment, simulated=assemble is None)
@@ -114,6 +120,16 @@ def run(
             raise
         finally:
             store.close()
+
+
+def _looked_at(experiment: Description, accept: Sequence[str]) -> DataCheck:
+    """Look at the data before anything is made of them; refuse what is wrong for certain, and say what may be."""
+    looked = check_data(experiment, whole=False).accepting(accept)
+    looked.refuse()
+    if looked.findings:
+        more = f"; {len(looked.findings) - 1} more" if len(looked.findings) > 1 else ""
+        _log.warning(f"data: {said(looked.findings[0])}{more} (steelyard check)")
+    return looked
 
 
 def _check_disk(parts: Parts, folder: Path) -> None:
@@ -176,6 +192,7 @@ def compare(
     out: str | Path | None = None,
     dataset: DatasetOrSeeded | None = None,
     progress: bool = False,
+    accept: Sequence[str] = (),
 ) -> Path:
     """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run.
 
@@ -185,7 +202,8 @@ def compare(
     chosen = seeds_of(experiment, seeds)
     if "samples" not in experiment.rounds.model_fields_set:
         experiment = experiment.changed({"rounds.samples": True})
-    return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
+    rules_too = with_rules(experiment, rules)
+    return run(rules_too, out=out, seeds=chosen, dataset=dataset, progress=progress, accept=accept)
 
 
 def resume(

@@ -21,6 +21,7 @@ from pydantic import Field, PositiveInt, StringConstraints
 from steelyard.base import files
 from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, brief
+from steelyard.data.findings import Finding
 from steelyard.proof.signing import VERSION, SigningKey, closing_statement, field, fields, fingerprint
 from steelyard.runs.schema import declared
 
@@ -84,6 +85,10 @@ class RunFacts(Document):
     """Fingerprints of its data, part by part."""
     accepted: list[str] = []
     """What was no longer as it began, and was accepted."""
+    findings: list[Finding] = []
+    """What `steelyard check` finds in its data, and what of it was accepted."""
+    drift: dict[str, dict[str, float]] = {}
+    """By site and column: how differently a column is spread than at the other sites (population stability index)."""
     clients: str = ""
     """Where its clients are: local, flower, or recorded."""
     engine_choice: str = ""

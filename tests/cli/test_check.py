@@ -1,0 +1,284 @@
+"""What goes wrong between sites is said before anybody trains: each fault of issue 59 through the real command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from tests.conftest import CommandLine
+
+import steelyard
+from steelyard.experiment.data_check import DataCheck
+from steelyard.runs.history import History
+
+Refused = Callable[..., str]
+ROWS = 80
+EXPERIMENT = """
+name = "tumours"
+[data]
+source = "csv"
+path = "sites"
+labels = "{labels}"
+{data}
+[partition]
+scheme = "natural"
+[model]
+name = "{model}"
+[training]
+{training}
+[rounds]
+count = 1
+"""
+
+
+def usual() -> dict[str, Any]:
+    """Four hospitals with the same kind of patients."""
+    chance, sites = np.random.default_rng(4), dict[str, Any]()
+    for name in ("east", "north", "south", "west"):
+        ill = chance.random(ROWS) < 0.4
+        columns = {"age": chance.normal(50, 9, ROWS).round(2), "size": chance.gamma(9, 2, ROWS).round(2) + 6 * ill}
+        sites[name] = pandas.DataFrame({**columns, "y": np.where(ill, "malignant", "benign")})
+    return sites
+
+
+def write(
+    folder: Path, sites: dict[str, Any], data: str = "", labels: str = "y", model: str = "logistic", training: str = ""
+) -> str:
+    (folder / "sites").mkdir(exist_ok=True)
+    for name, frame in sites.items():
+        frame.to_csv(folder / "sites" / f"{name}.csv", index=False)
+    filled = EXPERIMENT.format(labels=labels, data=data, model=model, training=training)
+    (folder / "my.toml").write_text(filled, encoding="utf-8")
+    return "my.toml"
+
+
+def checked(command: CommandLine, file: str) -> tuple[int, list[dict[str, Any]]]:
+    done = command("check", file, "--format", "json")
+    assert done.returncode in (0, 1), done.stderr
+    document = json.loads(done.stdout)
+    assert DataCheck.model_validate(document).model_dump(mode="json") == document
+    return done.returncode, document["findings"]
+
+
+def sentences(found: list[dict[str, Any]]) -> str:
+    return "\n".join(f"{one['name']} {one['site']} {one['sentence']} {one['row']} {one['mend']}" for one in found)
+
+
+def capitals(sites: dict[str, Any]) -> None:
+    sites["south"]["y"] = sites["south"]["y"].str.replace("benign", "Benign ")
+
+
+def coded(sites: dict[str, Any]) -> None:
+    sites["south"]["y"] = (sites["south"]["y"] == "malignant").astype(int)
+
+
+def tenfold(sites: dict[str, Any]) -> None:
+    sites["south"]["size"] *= 10
+
+
+def not_recorded(sites: dict[str, Any]) -> None:
+    sites["north"].loc[:8, "age"] = -999
+    sites["north"].loc[9, "size"] = 1e12
+
+
+def below_limit(sites: dict[str, Any]) -> None:
+    sites["north"]["size"] = sites["north"]["size"].astype(object)
+    sites["north"].loc[[4, 7], "size"] = "<5"
+
+
+def in_words(sites: dict[str, Any]) -> None:
+    sites["north"]["age"] = sites["north"]["age"].astype(object)
+    sites["north"].loc[3, "age"] = "twelve"
+
+
+def leaking(sites: dict[str, Any]) -> None:
+    for frame in sites.values():
+        frame["code"] = 2 * (frame["y"] == "malignant") + 1
+
+
+def twice(sites: dict[str, Any]) -> None:
+    sites["west"] = pandas.concat([sites["west"], sites["west"]])
+
+
+def alone(sites: dict[str, Any]) -> None:
+    sites["tiny"] = sites["east"][:1]
+
+
+def unlabelled(sites: dict[str, Any]) -> None:
+    sites["east"].loc[10:30, "y"] = None
+
+
+def rare(sites: dict[str, Any]) -> None:
+    for name, frame in sites.items():
+        frame["y"] = "benign"
+        frame.loc[:1, "y"] = "benign" if name == "west" else "malignant"
+
+
+def words_at_one_site(sites: dict[str, Any]) -> None:
+    sites["south"]["age"] = np.where(sites["south"]["age"] > 50, "old", "young")
+
+
+def afterwards(sites: dict[str, Any]) -> None:
+    for frame in sites.values():
+        frame["time"] = np.arange(len(frame)) + 1
+        frame["event"] = np.arange(len(frame)) % 2
+
+
+def nothing_in_common(sites: dict[str, Any]) -> None:
+    sites["west"] = sites["west"].rename(columns={"age": "alter", "size": "umfang"})
+
+
+def constant(sites: dict[str, Any]) -> None:
+    for frame in sites.values():
+        frame["scanner"] = 3
+
+
+def moved(sites: dict[str, Any]) -> None:
+    sites["west"]["age"] += 14
+
+
+FAULTS: list[tuple[Callable[[dict[str, Any]], None], str, int, str]] = [
+    (capitals, "labels-spelled-alike south", 1, "'Benign' beside 'benign'"),
+    (coded, "labels-of-two-kinds south", 1, "labels at 'south' are"),
+    (words_at_one_site, "types-clash south", 1, "row 1 of south.csv data.columns.age.type"),
+    (below_limit, "words-among-numbers north", 1, "in 2 rows, '<5' row 5 of north.csv data.columns.size.limits"),
+    (in_words, "words-among-numbers north", 1, "'twelve' row 4 of north.csv data.columns.age.missing"),
+    (unlabelled, "labels-empty", 1, "is empty in 21 of 320 rows row 11 of east.csv data.unlabelled"),
+    (twice, "rows-in-train-and-test", 1, "data.duplicates"),
+    (twice, "rows-repeated west 80 of 160", 1, "data.duplicates"),
+    (alone, "cannot-train tiny", 1, "'tiny' (1 row)"),
+    (nothing_in_common, "no-common-column west", 1, "data.files"),
+    (tenfold, "other-units south", 0, "is about 10 times as large as at the others data.columns.size.factor"),
+    (not_recorded, "not-recorded north", 0, "-999 in 9 rows"),
+    (not_recorded, "not-recorded north", 0, "1e+12 in 1 rows"),
+    (leaking, "gives-the-label-away", 0, "column 'code'"),
+    (afterwards, "survival-columns", 0, "time, event: an input that is known only afterwards"),
+    (rare, "rare-class", 0, "label 'malignant' is 6 of 320 rows"),
+    (constant, "constant", 0, "column 'scanner'"),
+    (moved, "drift west", 0, "column 'age'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "code", "words"), FAULTS, ids=[f"{name}-{fault.__name__}" for fault, name, _, _ in FAULTS]
+)
+def test_each_fault_is_found_by_name_with_its_site_and_what_mends_it(
+    fault: Callable[[dict[str, Any]], None], name: str, code: int, words: str, tmp_path: Path, command: CommandLine
+) -> None:
+    sites = usual()
+    fault(sites)
+    ended, found = checked(command, write(tmp_path, sites))
+    told = [line for line in sentences(found).splitlines() if line.startswith(name)]
+    assert any(words in line for line in told), sentences(found)
+    assert ended == code, sentences(found)
+
+
+def test_data_without_faults_are_left_in_peace(tmp_path: Path, command: CommandLine) -> None:
+    done = command("check", write(tmp_path, usual()))
+    assert (done.returncode, done.stdout) == (0, "320 rows at 4 sites: nothing found\n"), done.stderr
+
+
+def survival() -> dict[str, Any]:
+    sites = usual()
+    for number, frame in enumerate(sites.values()):
+        frame["T"] = np.arange(ROWS) + 1.5
+        frame["E"] = np.arange(ROWS) % (number + 2) == 0
+        del frame["y"]
+    return sites
+
+
+COX = {"labels": "T", "model": "linear", "training": 'batch_size = "full"'}
+
+
+@pytest.mark.parametrize(
+    ("change", "data", "training", "words"),
+    [
+        ("no event", 'task = "survival"\nevent = "E"', "", "cannot-train south the site 'south' has no event in"),
+        ("time", 'task = "survival"\nevent = "E"', "", "times-of-zero  time 'T' is 0 or less in 2 rows row 6 of east"),
+        ("", 'task = "survival"\nevent = "E"', "batch_size = 1", "cannot-train  Cox's loss holds the rows of a step"),
+        ("", 'task = "regression"', "", "survival-columns  'T' and 'E' look like the time to an event"),
+    ],
+)
+def test_what_goes_wrong_with_times_to_an_event(
+    change: str, data: str, training: str, words: str, tmp_path: Path, command: CommandLine
+) -> None:
+    sites = survival()
+    if change == "no event":
+        sites["south"]["E"] = False
+    elif change == "time":
+        sites["east"].loc[5:6, "T"] = 0
+    file = write(tmp_path, sites, data, **(COX | ({"training": training} if training else {})))
+    _, found = checked(command, file)
+    assert words in sentences(found)
+
+
+def test_a_run_stops_at_what_is_certain_and_goes_on_where_it_is_accepted(
+    tmp_path: Path, command: CommandLine, refused: Refused
+) -> None:
+    sites = usual()
+    capitals(sites)
+    tenfold(sites)
+    file = write(tmp_path, sites)
+    told = refused("run", file, "--out", "r")
+    assert "data: labels at 'south' differ from others in case or spaces alone" in told
+    assert "allowed: data.columns.y.synonyms, or --accept labels-spelled-alike" in told
+    assert not (tmp_path / "r").exists()
+    assert "--accept: got 'labels'; allowed: " in refused("run", file, "--accept", "labels")
+    done = command("run", file, "--out", "r", "--accept", "labels-spelled-alike")
+    assert done.returncode == 0, done.stderr
+    assert "data: labels at 'south' differ" in done.stderr
+    facts = History(tmp_path / "r").facts
+    kept = {finding.name: finding.accepted for finding in facts.findings}
+    assert kept == {"labels-spelled-alike": True, "class-at-one-site": False, "other-units": False} | kept
+    assert facts.drift["south"]["size"] > 1 > facts.drift["west"]["age"]
+
+
+def test_what_is_declared_mends_what_was_found(tmp_path: Path, command: CommandLine) -> None:
+    sites = usual()
+    for fault in (capitals, tenfold, not_recorded, unlabelled, twice):
+        fault(sites)
+    declared = """unlabelled = "drop"
+duplicates = "drop"
+[data.columns]
+y = { synonyms = { benign = ["Benign"] } }
+size = { unit = "mm", factor = { south = 0.1 }, range = [0, 1000] }
+age = { missing = [-999] }"""
+    done = command("check", write(tmp_path, sites, declared))
+    assert (done.returncode, done.stdout) == (0, "299 rows at 4 sites: nothing found\n")
+
+
+def test_new_looks_too_and_proposes_what_mends(tmp_path: Path, command: CommandLine) -> None:
+    sites = usual()
+    for fault in (below_limit, unlabelled, afterwards, not_recorded):
+        fault(sites)
+    for frame in sites.values():
+        frame.insert(0, "patient", 3 * np.arange(len(frame)) + 100)
+    write(tmp_path, sites)
+    done = command("new", "own.toml", "--csv", "sites")
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "own.toml").read_text()
+    assert 'unlabelled = "drop"' in written
+    assert "columns = { size = { limits = true } }" in written
+    assert "time, event (known only afterwards)" in done.stdout
+    assert "warning: not-recorded: column 'age' at 'north': -999 in 9 rows" in done.stdout
+    whole = pandas.concat(list(sites.values()), ignore_index=True)
+    whole["patient"] = np.random.default_rng(1).permutation(len(whole))
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    assert "perhaps --owner patient" not in command("new", "whole.toml", "--csv", "whole.csv").stdout
+
+
+def test_python_gets_the_same_findings_also_of_data_that_it_holds(tmp_path: Path) -> None:
+    sites = usual()
+    tenfold(sites)
+    looked = steelyard.check(tmp_path / write(tmp_path, sites))
+    assert [finding.name for finding in looked.findings] == ["other-units"]
+    chance = np.random.default_rng(1)
+    rows = steelyard.in_memory(chance.normal(size=(61, 2)), [0, 1] * 30 + [0], ["a"] * 30 + ["b"] * 30 + ["c"])
+    experiment = steelyard.Experiment(data={"source": "memory"}, partition={"scheme": "natural"})
+    found = steelyard.check(experiment, dataset=rows).findings
+    assert [(finding.name, finding.site) for finding in found] == [("cannot-train", "c")]
