@@ -142,40 +142,67 @@ def moved(sites: dict[str, Any]) -> None:
     sites["west"]["age"] += 14
 
 
-FAULTS: list[tuple[Callable[[dict[str, Any]], None], str, int, str]] = [
-    (capitals, "labels-spelled-alike south", 1, "'Benign' beside 'benign'"),
-    (coded, "labels-of-two-kinds south", 1, "labels at 'south' are"),
-    (words_at_one_site, "types-clash south", 1, "row 1 of south.csv data.columns.age.type"),
-    (below_limit, "words-among-numbers north", 1, "in 2 rows, '<5' row 5 of north.csv data.columns.size.limits"),
-    (in_words, "words-among-numbers north", 1, "'twelve' row 4 of north.csv data.columns.age.missing"),
-    (unlabelled, "labels-empty", 1, "is empty in 21 of 320 rows row 11 of east.csv data.unlabelled"),
-    (twice, "rows-in-train-and-test", 1, "data.duplicates"),
-    (twice, "rows-repeated west 80 of 160", 1, "data.duplicates"),
-    (alone, "cannot-train tiny", 1, "'tiny' (1 row)"),
-    (nothing_in_common, "no-common-column west", 1, "data.files"),
-    (tenfold, "other-units south", 0, "is about 10 times as large as at the others data.columns.size.factor"),
-    (not_recorded, "not-recorded north", 0, "-999 in 9 rows"),
-    (not_recorded, "not-recorded north", 0, "1e+12 in 1 rows"),
-    (leaking, "gives-the-label-away", 0, "column 'code'"),
-    (afterwards, "survival-columns", 0, "time, event: an input that is known only afterwards"),
-    (rare, "rare-class", 0, "label 'malignant' is 6 of 320 rows"),
-    (constant, "constant", 0, "column 'scanner'"),
-    (moved, "drift west", 0, "column 'age'"),
-]
+FAULTS: dict[str, tuple[list[Callable[[dict[str, Any]], None]], list[tuple[str, str]]]] = {
+    "certain": (
+        [capitals, in_words, tenfold, leaking, moved],
+        [
+            ("labels-spelled-alike south", "'Benign' beside 'benign'"),
+            ("words-among-numbers north", "'twelve' row 4 of north.csv data.columns.age.missing"),
+            ("gives-the-label-away", "column 'code'"),
+            ("other-units south", "is about 10 times as large as at the others  data.columns.size.factor"),
+        ],
+    ),
+    "of two kinds": (
+        [coded, words_at_one_site, below_limit, unlabelled],
+        [
+            ("labels-of-two-kinds south", "labels at 'south' are"),
+            ("types-clash south", "row 1 of south.csv data.columns.age.type"),
+            ("words-among-numbers north", "in 2 rows, '<5' row 5 of north.csv data.columns.size.limits"),
+            ("labels-empty", "is empty in 21 of 320 rows row 11 of east.csv data.unlabelled"),
+        ],
+    ),
+    "rows": (
+        [rare, afterwards, twice, alone],
+        [
+            ("rows-in-train-and-test", "data.duplicates"),
+            ("cannot-train tiny", "'tiny' (1 row)"),
+            ("survival-columns", "time, event: an input that is known only afterwards"),
+            ("rare-class", "label 'malignant' is 7 of 401 rows"),
+            ("rows-repeated west 80 of 160", "data.duplicates"),
+        ],
+    ),
+    "columns": (
+        [not_recorded, constant],
+        [
+            ("not-recorded north", "-999 in 9 rows"),
+            ("not-recorded north", "1e+12 in 1 rows"),
+            ("constant", "column 'scanner'"),
+        ],
+    ),
+    "likely alone": ([moved, tenfold], [("other-units south", "10 times"), ("drift west", "column 'age'")]),
+}
 
 
-@pytest.mark.parametrize(
-    ("fault", "name", "code", "words"), FAULTS, ids=[f"{name}-{fault.__name__}" for fault, name, _, _ in FAULTS]
-)
+@pytest.mark.parametrize("faults", FAULTS)
 def test_each_fault_is_found_by_name_with_its_site_and_what_mends_it(
-    fault: Callable[[dict[str, Any]], None], name: str, code: int, words: str, tmp_path: Path, command: CommandLine
+    faults: str, tmp_path: Path, command: CommandLine
 ) -> None:
-    sites = usual()
-    fault(sites)
+    sites, (changes, told) = usual(), FAULTS[faults]
+    for change in changes:
+        change(sites)
     ended, found = checked(command, write(tmp_path, sites))
-    told = [line for line in sentences(found).splitlines() if line.startswith(name)]
-    assert any(words in line for line in told), sentences(found)
-    assert ended == code, sentences(found)
+    lines = sentences(found).splitlines()
+    assert [one for one in told if not any(line.startswith(one[0]) and one[1] in line for line in lines)] == [], lines
+    order = ["error", "warning", "note"]
+    assert [one["level"] for one in found] == sorted((one["level"] for one in found), key=order.index)
+    assert ended == (found[0]["level"] == "error") == (faults not in ("likely alone", "columns"))
+
+
+def test_sites_without_a_common_column_are_refused(tmp_path: Path, command: CommandLine) -> None:
+    sites = usual()
+    nothing_in_common(sites)
+    ended, found = checked(command, write(tmp_path, sites))
+    assert (ended, found[0]["name"], found[0]["site"]) == (1, "no-common-column", "west")
 
 
 def test_data_without_faults_are_left_in_peace(tmp_path: Path, command: CommandLine) -> None:
@@ -228,13 +255,15 @@ def test_a_run_stops_at_what_is_certain_and_goes_on_where_it_is_accepted(
     assert "data: labels at 'south' differ from others in case or spaces alone" in told
     assert "allowed: data.columns.y.synonyms, or --accept labels-spelled-alike" in told
     assert not (tmp_path / "r").exists()
-    assert "--accept: got 'labels'; allowed: " in refused("run", file, "--accept", "labels")
+    assert "--accept: got 'labels' (did you mean 'labels-empty'?); allowed: " in refused(
+        "run", file, "--accept", "labels"
+    )
     done = command("run", file, "--out", "r", "--accept", "labels-spelled-alike")
     assert done.returncode == 0, done.stderr
     assert "data: labels at 'south' differ" in done.stderr
     facts = History(tmp_path / "r").facts
     kept = {finding.name: finding.accepted for finding in facts.findings}
-    assert kept == {"labels-spelled-alike": True, "class-at-one-site": False, "other-units": False} | kept
+    assert kept == {"labels-spelled-alike": True, "other-units": False}
     assert facts.drift["south"]["size"] > 1 > facts.drift["west"]["age"]
 
 
@@ -263,7 +292,7 @@ def test_new_looks_too_and_proposes_what_mends(tmp_path: Path, command: CommandL
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "own.toml").read_text()
     assert 'unlabelled = "drop"' in written
-    assert "columns = { size = { limits = true } }" in written
+    assert 'columns = { "size" = { "limits" = true } }' in written
     assert "time, event (known only afterwards)" in done.stdout
     assert "warning: not-recorded: column 'age' at 'north': -999 in 9 rows" in done.stdout
     whole = pandas.concat(list(sites.values()), ignore_index=True)
@@ -279,6 +308,7 @@ def test_python_gets_the_same_findings_also_of_data_that_it_holds(tmp_path: Path
     assert [finding.name for finding in looked.findings] == ["other-units"]
     chance = np.random.default_rng(1)
     rows = steelyard.in_memory(chance.normal(size=(61, 2)), [0, 1] * 30 + [0], ["a"] * 30 + ["b"] * 30 + ["c"])
-    experiment = steelyard.Experiment(data={"source": "memory"}, partition={"scheme": "natural"})
+    fields: dict[str, Any] = {"data": {"source": "memory"}, "partition": {"scheme": "natural"}}
+    experiment = steelyard.Experiment(**fields)
     found = steelyard.check(experiment, dataset=rows).findings
     assert [(finding.name, finding.site) for finding in found] == [("cannot-train", "c")]

@@ -67,6 +67,8 @@ _UNITS: Mapping[float, str] = {
     **{10.0**power: "" for power in range(1, 10)},
 }
 """By factor: which units it lies between."""
+_FITS = 0.5
+"""A factor fits where quantiles are less apart after it, in spreads."""
 _FREE = 3.0
 """Any other factor is only named from here on."""
 
@@ -329,14 +331,13 @@ def other_units(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, str] 
     known = {sign: name for factor, name in _UNITS.items() for sign in (factor, 1 / factor)}
     fits = {factor: apart(mine / factor) for factor in known}
     free = float(mine[3] / usual[3]) if usual[3] else 0.0
-    if free >= _FREE or 0 < free <= 1 / _FREE:
-        # A factor that people use is named unless another fits far better.
-        fits[free] = 2 * apart(mine / free) + 0.05
+    if min(fits.values()) >= _FITS and (free >= _FREE or 0 < free <= 1 / _FREE):
+        fits[free] = apart(mine / free)
     fahrenheit = apart((mine - 32) / 1.8)
     best = min(fits, key=lambda factor: fits[factor])
-    if min(fahrenheit, apart(mine * 1.8 + 32)) < min(fits[best], 0.5):
-        return (1.8, "°F and °C, 32 apart") if fahrenheit < 0.5 else (1 / 1.8, "°C and °F, 32 apart")
-    return (best, known.get(best, "")) if fits[best] < 0.5 and fits[best] < as_it_is / 4 else None
+    if min(fahrenheit, apart(mine * 1.8 + 32)) < min(fits[best], _FITS):
+        return (1.8, "°F and °C, 32 apart") if fahrenheit < _FITS else (1 / 1.8, "°C and °F, 32 apart")
+    return (best, known.get(best, "")) if fits[best] < _FITS and fits[best] < as_it_is / 4 else None
 
 
 def drift(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, float]:

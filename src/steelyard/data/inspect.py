@@ -177,7 +177,7 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
         why = f" (left out: {'; '.join(_why(columns))})" if columns else ""
         raise UserError(f"{path}: has no column that may be an input{why}; expected one of numbers or categories")
     fields |= _column_fields(columns)
-    unlabelled = int(frame[label].isna().sum())
+    unlabelled = int(frame[label].isna().to_numpy().sum())
     if event is not None:
         unlabelled += int((parse_numbers(frame[label]) <= 0).sum())
     if unlabelled:
