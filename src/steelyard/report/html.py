@@ -71,6 +71,7 @@ def html(view: RunView) -> str:
         targets=named(target_tables),
         tables=named(comparison_tables),
         sentences=[rule.in_words for _, document in documents for rule in document.rules if rule.in_words],
+        findings=list(dict.fromkeys(line for history in view.histories for line in history.facts.finding_lines)),
         runs=_runs(view),
         missing=_missing(data),
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",

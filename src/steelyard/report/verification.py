@@ -378,6 +378,8 @@ class Record(TypedDict):
     contributions: Contributions | str
     privacy: list[str]
     attacks: list[str]
+    findings: list[str]
+    """What `steelyard check` finds in the data."""
     notes: str
     versions: dict[str, str]
     hashes: dict[str, str]

@@ -133,6 +133,14 @@ class RunFacts(Document):
         return self.model_copy(update=given | {"others": {**self.others, **later.others}})
 
     @property
+    def finding_lines(self) -> list[str]:
+        """What the check of its data found, and what of it was accepted, a sentence each."""
+        return [
+            f"{finding.level}{', accepted' if finding.accepted else ''}: {finding.sentence} ({finding.name})"
+            for finding in self.findings
+        ]
+
+    @property
     def versions(self) -> dict[str, str]:
         """The versions of what computed, by name."""
         return {

@@ -20,6 +20,7 @@ from steelyard.report.figures.look import (
     Chart,
     Row,
     by_rule,
+    cells,
     described,
     figure,
     line_chart,
@@ -33,6 +34,8 @@ from steelyard.report.view import Frame, RunView, sampled
 
 BANDS = 3
 """Rules whose intervals one figure shows at most."""
+DRIFTING = 40
+"""Columns that the drift between sites is drawn of."""
 _NO_F1 = "The server of this run reports no F1 of each class."
 
 
@@ -325,6 +328,38 @@ def _share_row(label: str, seeds: Sequence[Frame]) -> Row:
     width = -(-len(values) // POINTS) or 1
     means = values.groupby(np.arange(len(values)) // width).mean()
     return {"rule": label, "round": [int(number) for number in values.index[::width]], "share": numbers(means)}
+
+
+@figure(
+    "view",
+    "Columns that drift between sites",
+    "How differently a column is spread at a site than at all others; from 0.25 on it is said to drift.",
+    "The data are no table of several sites, or their columns were not compared.",
+)
+def drift(view: RunView) -> Chart | None:
+    """Draw the population stability index of each column at each site, the columns that drift most first."""
+    found = next((history.facts.drift for history in view.histories if history.facts.drift), None)
+    if found is None:
+        return None
+    most: dict[str, float] = {}
+    for columns in found.values():
+        for name, index in columns.items():
+            most[name] = max(index, most.get(name, 0.0))
+    order = sorted(most, key=lambda name: -most[name])[:DRIFTING]
+    rows: list[Row] = [
+        {"site": site, "column": order, "index": numbers(columns.get(name, math.nan) for name in order)}
+        for site, columns in found.items()
+    ]
+    drawn = cells(
+        rows,
+        "datum.index != null",
+        alt.X("site:N", title=None),
+        alt.Y("column:N", title=None, sort=order),
+        alt.Color("index:Q", title="drift", scale=alt.Scale(domain=[0, 1], clamp=True)),
+        tooltip=["site:N", "column:N", alt.Tooltip("index:Q", format=".2f")],
+    ).properties(width=WIDTH, height=max(60, 18 * len(order)))
+    more = f"{DRIFTING} of {len(most)} columns, those that drift most." if len(most) > DRIFTING else ""
+    return described(drawn, f"Drift of columns at {len(found)} sites; most: {order[0]} {most[order[0]]:.2f}.", more)
 
 
 @figure(
