@@ -130,7 +130,8 @@ def test_a_report_of_one_run_says_what_was_run_and_what_it_has_nothing_for(run: 
     words = [rule.in_words for rule in RunView([run]).documents[0].rules if rule.in_words]
     assert found_in(page.partition("in words</summary>")[2], "<li>(.*?)</li>")[: len(words) + 1][:-1] == words
     absent = [
-        f"{KINDS[name].title}: {KINDS[name].empty}" for name in ("contributions", "listening", "time", "adapters")
+        f"{KINDS[name].title}: {KINDS[name].empty}"
+        for name in ("contributions", "listening", "time", "adapters", "drift")
     ]
     assert found_in(page.partition("Not in this report")[2], "<li>(.*?)</li>") == absent
     assert '<div class="wide">' in page
