@@ -322,7 +322,7 @@ def check(
     `run` does the same first and refuses what is certain. Data that are handed over are shared out, and what needs the
     names of columns is left out.
 
-        >>> looked = steelyard.check("my.toml")
+        >>> looked = steelyard.check("hospitals")
         >>> [finding.sentence for finding in looked.findings if finding.level == "error"]
 
     Raises:
