@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from steelyard.base.usercode import loss, model
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.messages.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
+    from steelyard.models.folder import Model
     from steelyard.result import Result
     from steelyard.runs.history import History
     from steelyard.weighing.criterion import CohortView, LocalData, Needs, client_criterion, server_criterion
@@ -35,6 +36,7 @@ __all__ = [
     "LocalData",
     "LocalSteps",
     "LocalTraining",
+    "Model",
     "Needs",
     "Population",
     "RecommendExperiment",
@@ -65,6 +67,7 @@ _HOMES = {
         "steelyard.api": ("Experiment", "RecommendExperiment", "SweepResult", "check", "resume"),
         "steelyard.data": ("Dataset", "Population", "in_memory"),
         "steelyard.base.errors": ("UserError",),
+        "steelyard.models.folder": ("Model",),
         "steelyard.result": ("Result",),
         "steelyard.runs.history": ("History",),
         "steelyard.base.usercode": ("loss", "model"),

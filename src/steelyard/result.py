@@ -20,6 +20,7 @@ from steelyard.runs.history import History
 if TYPE_CHECKING:
     import altair as alt
 
+    from steelyard.models.folder import Model
     from steelyard.report.view import RunView
 
 
@@ -83,6 +84,23 @@ class Result:
         if chart is None:
             raise UserError(f"plot: nothing to show for '{kind}'. {KINDS[kind].empty}")
         return chart
+
+    def model(self, rule: str | None = None, round: int | str | None = None, *, trust: bool = False) -> Model:
+        """Take a rule's model out of the run: the recommended rule's, or the main one's, unless one is named.
+
+        `round` is "last", "best", or a number, of rounds whose model the run keeps; None: the best where the run keeps
+        it, else the last. A run with a network of its own needs `trust=True`: that file is run.
+
+            >>> result.model().save("heart-model")
+
+        Raises:
+            UserError: the run was changed or keeps no such model, or the rule is not known.
+        """
+        # For speed of start: few who look at a run take its model, which needs torch.
+        from steelyard.models.folder import untrusted
+        from steelyard.models.taking import take
+
+        return take(self.folder, rule, None if round is None else str(round), ask=None if trust else untrusted)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""

@@ -44,6 +44,11 @@ COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("record", "proof:record", "Write one page about a run to hand over."),
         ("import", "watching:import_run", "Make a run folder from another federation's records."),
     ),
+    "Use models": (
+        ("model", "models:model", "Take a model out of a run, into a folder of its own."),
+        ("predict", "models:predict", "Let a model say what new rows are."),
+        ("test", "models:on_new_rows", "Test a model on new rows whose labels are known."),
+    ),
     "Write experiments": (
         ("new", "showing:new", "Write an experiment for your data, ready to run."),
         ("check", "showing:check", "Say what is wrong with an experiment's data before anybody trains."),

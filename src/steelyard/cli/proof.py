@@ -35,12 +35,17 @@ def verify(
     prefix: Annotated[
         str | None, typer.Option("--prefix", help="The head of a round that you kept, of a run that has gone on.")
     ] = None,
+    model: Annotated[Path | None, typer.Option("--model", help="Folder of a model: is it a model of this run?")] = None,
     format: FormatOption = "text",
 ) -> None:
     """Check that a run's folder is what its run wrote; ends with 0 (whole), 1 (changed) or 2 (cannot be checked)."""
     from steelyard.report.verification import verify as look
 
     found = look(folder, keys, head, prefix)
+    if model is not None:
+        from steelyard.models.taking import look_at_model
+
+        look_at_model(model, folder, found.found)
     emit(found.document(), format, [Copied(line) for line in found.lines()])
     raise typer.Exit(found.code)
 

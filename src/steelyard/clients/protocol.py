@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     import torch
 
+    from steelyard.data.preparation import Preparation
     from steelyard.privacy.clipping import DeviceNoise
 
 
@@ -65,6 +66,10 @@ class Clients(Protocol):
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         """Return what tells the data of a seed from others, part by part, for a resume; empty where not at hand."""
         return {}
+
+    def preparation(self, seed: int) -> Preparation | None:
+        """Return what the rows of a seed go through before a model sees them; None where that is not at hand."""
+        return None
 
     def colluders(self, seed: int, round: int) -> Mapping[str, str]:
         """Return the family of candidates of each simulated client that colludes in a round (`defence.candidates`):
@@ -119,6 +124,9 @@ class WrappedClients(Clients):
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         return self.clients.fingerprint(seed)
+
+    def preparation(self, seed: int) -> Preparation | None:
+        return self.clients.preparation(seed)
 
     def colluders(self, seed: int, round: int) -> Mapping[str, str]:
         return self.clients.colluders(seed, round)

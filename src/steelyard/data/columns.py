@@ -84,6 +84,9 @@ def _prepared(
         owner=settings.owner,
         missing=settings.missing,
         normalise=settings.normalise,
+        cells={
+            name: column.model_dump(mode="json", exclude_defaults=True) for name, column in settings.columns.items()
+        },
     )
 
 
@@ -196,7 +199,7 @@ def side_by_side(
     )
 
 
-def _refuse_any(
+def refuse_any(
     table: Table, column: str, rows: NDArray[np.int64] | Sequence[int], wanted: str, field: str = ""
 ) -> None:
     """Refuse the first of these rows, if there are any: file, column, the field that names it, its cell, the row."""
@@ -215,11 +218,11 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
     if settings.task == "multi-label":
         columns = {"labels": settings.labels}
         columns |= {f"further_labels.{place}": name for place, name in enumerate(settings.further_labels)}
-        found = {name: _yes_or_no(table, field, name, kept) for field, name in columns.items()}
+        found = {name: yes_or_no(table, field, name, kept) for field, name in columns.items()}
         counts = ", ".join(f"{name} in {int(has.sum()):,}" for name, has in found.items())
         return np.column_stack(list(found.values())), [f"{table.path.name}: labels of rows: {counts}"], list(found)
     cells: Any = table.frame[settings.labels].iloc[kept]
-    refuse = partial(_refuse_any, table, settings.labels, field="labels")
+    refuse = partial(refuse_any, table, settings.labels, field="labels")
     unlabelled = kept[cells.isna().to_numpy()]
     count = f"a label in every row, and {len(unlabelled):,} have none; data.unlabelled = 'drop' leaves them out"
     refuse(unlabelled, f"expected {count}")
@@ -230,8 +233,8 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         refuse(bad, "expected a number")
         if settings.task == "regression":
             return numbers, [], ()
-        if settings.task == "survival":
-            return *_times(table, settings, kept, numbers), ()
+        if settings.event is not None:
+            return *times_of(table, settings.labels, settings.event, kept, numbers), ()
         if above is not None:
             return numbers > above, [], [f"{settings.labels} {sign} {above:g}" for sign in ("<=", ">")]
     if len(bad) and not np.isnan(numbers).any():
@@ -248,35 +251,34 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
     return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
 
 
-def _times(
-    table: Table, settings: Csv, kept: NDArray[np.int64], times: NDArray[np.float64]
+def times_of(
+    table: Table, time: str, event: str, kept: NDArray[np.int64], times: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], list[str]]:
     """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
-    _refuse_any(table, settings.labels, kept[~(times > 0)], _TIME_ABOVE, "labels")
-    assert settings.event is not None
-    came = _yes_or_no(table, "event", settings.event, kept)
+    refuse_any(table, time, kept[~(times > 0)], _TIME_ABOVE, "labels")
+    came = yes_or_no(table, "event", event, kept)
     if not came.any():
-        raise UserError(f"{table.path}: column '{settings.event}' (data.event) says of no row that the event came")
+        raise UserError(f"{table.path}: column '{event}' (data.event) says of no row that the event came")
     note = f"{table.path.name}: the event came in {int(came.sum()):,} of {len(came):,} rows"
     return np.where(came, times, -times), [note]
 
 
-def _yes_or_no(
+def yes_or_no(
     table: Table, field: str, column: str, kept: NDArray[np.int64], known: Mapping[str, bool] = _EVENT_WORDS
 ) -> NDArray[np.bool_]:
     """Return a column of true/false, 1/0 or yes/no (or other words that are `known`) for the kept rows."""
     words = [plain(str(value)).lower() for value in table.frame[column].iloc[kept].tolist()]
     strange = [row for row, word in zip(kept.tolist(), words, strict=True) if word not in known]
-    _refuse_any(table, column, strange, f"allowed: {listed(known)}", field)
+    refuse_any(table, column, strange, f"allowed: {listed(known)}", field)
     return np.array([known[word] for word in words])
 
 
 def _held_out(table: Table, column: str, values: Sequence[str], kept: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which of the kept rows are of the test part: by words that say so, or by the values that were named."""
     if not values:
-        return _yes_or_no(table, "held_out", column, kept, _TEST_WORDS)
+        return yes_or_no(table, "held_out", column, kept, _TEST_WORDS)
     found: Any = table.frame[column].iloc[kept]
-    _refuse_any(table, column, kept[found.isna().to_numpy()], "expected a value in every row", "held_out")
+    refuse_any(table, column, kept[found.isna().to_numpy()], "expected a value in every row", "held_out")
     cells, named = [plain(str(value)) for value in found.tolist()], list(map(plain, values))
     there = sorted(set(cells))
     missing = [value for value in named if value not in there]
@@ -300,7 +302,7 @@ def owners_of(table: Table, name: str) -> NDArray[np.str_]:
     """Return whose row each is, by a column."""
     cells: Any = table.frame[name]
     nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
-    _refuse_any(table, name, np.flatnonzero(nameless), "expected an owner in every row", "owner")
+    refuse_any(table, name, np.flatnonzero(nameless), "expected an owner in every row", "owner")
     values: NDArray[Any] = np.asarray(cells)
     if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
         values = values.astype(np.int64)
@@ -386,7 +388,7 @@ def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[n
         wanted = "a number with a decimal point (or name the column in data.categories or data.ignore)"
         if not words.any():
             wanted = "finite numbers (or say in data.na_values that it means: not recorded)"
-        _refuse_any(table, name, np.flatnonzero(words if words.any() else bad), f"expected {wanted}")
+        refuse_any(table, name, np.flatnonzero(words if words.any() else bad), f"expected {wanted}")
     return numbers
 
 
@@ -418,7 +420,7 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
     if not levels:
         raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
     if strange := [place for place, text in enumerate(texts) if text not in levels and text not in unknown]:
-        _refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
+        refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
     return _of_levels(Column(name=name, kind="category", levels=levels, missing=missing), codes, texts)
 
 

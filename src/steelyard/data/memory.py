@@ -100,7 +100,8 @@ def in_memory(
     if not names:
         return made
     described = made.described
-    prepared = described.model_copy(update={"target": described.target.model_copy(update={"names": names})})
+    named = [*names, *described.target.names[len(names) :]]
+    prepared = described.model_copy(update={"target": described.target.model_copy(update={"names": named})})
     return replace(made, notes=(class_note(f"{name}: classes", names),), preparation=prepared)
 
 

@@ -6,7 +6,7 @@ Rows that are left out are named here too. pandas is imported inside functions, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ BEYOND = "{} beyond limit"
 """The name of the column that marks cells beyond a limit of detection."""
 
 
-def mended(table: Table, settings: Csv) -> Table:
-    """Return a table with what its settings say of single columns done; the file stays as it is."""
+def mended(table: Table, columns: Mapping[str, ColumnSettings], owner: str | None) -> Table:
+    """Return a table with what settings say of single columns done; the file stays as it is."""
     frame, notes = table.frame, list(table.notes)
-    for name, column in settings.columns.items():
+    for name, column in columns.items():
         if name not in table.names:
             raise UserError(
                 f"data.columns: found no column '{name}' in {table.path}{nearest(name, table.names)}; "
@@ -45,7 +45,7 @@ def mended(table: Table, settings: Csv) -> Table:
         if column.synonyms:
             cells = _spelled(cells, column)
         if column.factor != 1 or column.offset != 0:
-            cells = _converted(cells, column, None if settings.owner is None else frame[settings.owner])
+            cells = _converted(cells, column, None if owner is None else frame[owner])
         if column.range is not None:
             low, high = column.range
             numbers = parse_numbers(cells)
@@ -53,7 +53,7 @@ def mended(table: Table, settings: Csv) -> Table:
             notes.append(f"{table.path.name}: '{name}' is outside {low:g} to {high:g} in {int(outside.sum()):,} rows")
             cells = cells.mask(outside)
         frame = frame.assign(**{name: cells})
-    return replace(table, frame=frame, notes=tuple(notes)) if settings.columns else table
+    return replace(table, frame=frame, notes=tuple(notes)) if columns else table
 
 
 def _limits(cells: Any) -> tuple[Any, NDArray[np.bool_]]:

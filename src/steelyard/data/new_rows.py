@@ -14,10 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, first_names, nearest
+from steelyard.base.settings import validated
 from steelyard.data.columns import InputColumn, column_again, owners_of, side_by_side
 from steelyard.data.dataset import joined
+from steelyard.data.mending import mended
 from steelyard.data.preparation import Floats, Preparation, Scale
 from steelyard.data.scaling import as_numbers, by_channel
+from steelyard.data.sources.csv import ColumnSettings
 from steelyard.data.sources.images import Pictures
 from steelyard.data.sources.leaf import characters, words
 from steelyard.data.sources.npz import channels_first
@@ -36,6 +39,8 @@ class NewRows:
 
     features: torch.Tensor
     notes: tuple[str, ...] = ()
+    table: Table | None = None
+    """The table that they were read from, its cells as training read them."""
 
 
 def of_table(table: Table, preparation: Preparation, site: str | None = None) -> NewRows:
@@ -44,6 +49,7 @@ def of_table(table: Table, preparation: Preparation, site: str | None = None) ->
     Where every site has a scale of its own and none is named, rows go by the site that they name in the column of
     owners; those of a site that did not train, or of none, are scaled by the new rows of it.
     """
+    table = mended(table, _as_read(table, preparation, site), _owner(table, preparation))
     notes = _check_columns(table, preparation)
     columns: dict[str, InputColumn] = {}
     for column in preparation.columns:
@@ -60,7 +66,30 @@ def of_table(table: Table, preparation: Preparation, site: str | None = None) ->
         count = int(empty.any(axis=1).sum())
         notes.append(f"{count:,} rows have empty cells, and no such row was trained on: filled with means")
     scaled, said = _scaled(table, preparation, numbers, site)
-    return NewRows(joined(scaled, flags), (*notes, *said))
+    return NewRows(joined(scaled, flags), (*notes, *said), table)
+
+
+def _owner(table: Table, preparation: Preparation) -> str | None:
+    return preparation.owner if preparation.owner in table.names else None
+
+
+def _as_read(table: Table, preparation: Preparation, site: str | None) -> dict[str, ColumnSettings]:
+    """Return how the cells of columns are read; of what differs by site, what is said of a site that these rows have."""
+    owner = _owner(table, preparation)
+    here = [] if owner is None else owners_of(table, owner).tolist()
+    found: dict[str, ColumnSettings] = {}
+    for name, fields in preparation.cells.items():
+        column = validated(ColumnSettings, fields, f"preparation.cells.{name}")
+        usual = {"factor": 1.0, "offset": 0.0}
+        given = {field: getattr(column, field) for field in usual}
+        by_site = {field: sites for field, sites in given.items() if isinstance(sites, dict)}
+        changed: dict[str, object] = {}
+        for field, sites in by_site.items():
+            mine = {each: number for each, number in sites.items() if each in here}
+            changed[field] = sites.get(site, usual[field]) if site is not None else mine or usual[field]
+        if name in table.names:
+            found[name] = column.model_copy(update=changed)
+    return found
 
 
 def _check_columns(table: Table, preparation: Preparation) -> list[str]:
@@ -108,8 +137,8 @@ def _scaled(table: Table, preparation: Preparation, numbers: Floats, site: str |
         return known[site].apply(numbers), []
     if preparation.scale is not None:
         return preparation.scale.apply(numbers), []
-    owner = preparation.owner
-    sites = np.full(len(numbers), "") if owner not in table.names else owners_of(table, str(owner))
+    owner = _owner(table, preparation)
+    sites = np.full(len(numbers), "") if owner is None else owners_of(table, owner)
     found, notes = np.zeros_like(numbers), list[str]()
     for name in np.unique(sites).tolist():
         rows = sites == name

@@ -6,7 +6,7 @@ A source says what it reads; `scaling` adds how it scaled. `new_rows` prepares f
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from steelyard.data.sources.source import TaskKind
 Floats = NDArray[np.float64]
 Few = Annotated[int, Field(ge=0, le=100_000_000)]
 Values = Literal["numbers", "bytes", "tokens"]
-MOST_SITES = 50_000
+MOST_SITES = 5_000
 """Numbers for scaling at most that a run notes of single sites; of more sites it notes none."""
 
 
@@ -104,6 +104,8 @@ class Preparation(Document):
     """table: columns that the training table had and that are no input."""
     owner: str | None = None
     """table: the column that says whose row it is."""
+    cells: dict[str, dict[str, Any]] = {}
+    """table: by column, how its cells are read: the fields of `[data.columns.NAME]`."""
     missing: Literal["mean", "zero", "drop", "refuse"] = "mean"
     """table: what became of rows with an empty cell."""
     normalise: Literal["unit", "standard", "client"] = "unit"

@@ -199,7 +199,8 @@ class Parts:
 
     def begun(self, folder: Path) -> RunFacts:
         """Return what a run notes of its experiment and its data when it begins, as they are now."""
-        return begun_with(folder, own_text(folder / RUN_FILE), self.clients, self.seeds)
+        private = self.experiment.privacy is not None
+        return begun_with(folder, own_text(folder / RUN_FILE), self.clients, self.seeds, private=private)
 
 
 def assembled(

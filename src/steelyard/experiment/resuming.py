@@ -106,17 +106,22 @@ def _libraries() -> dict[str, str]:
 _SHOWN = 3
 
 
-def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) -> RunFacts:
-    """Return what a run notes when it begins, so that a resume can tell whether it is still so.
+def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int], *, private: bool) -> RunFacts:
+    """Return what a run notes when it begins: for a resume to tell whether it is still so, and for who takes its model.
 
-    Clients are asked for all seeds, so that what cannot be shared out shows before there is a folder.
+    Clients are asked for all seeds, so that what cannot be shared out shows before there is a folder. `private`: the
+    run promises its clients privacy, so that nothing is noted of single rows and sites.
     """
     prints: dict[str, dict[str, str]] = {}
+    prepared: dict[str, str] = {}
     for seed in dict.fromkeys(seeds):
         clients.names(seed)
         if found := clients.fingerprint(seed):
             prints[str(seed)] = dict(found)
-    return RunFacts(experiment_text=text, code_files=_code_files(folder), data=prints)
+        if (preparation := clients.preparation(seed)) is not None:
+            shown = preparation.without_rows() if private else preparation
+            prepared[str(seed)] = shown.model_dump_json(exclude_defaults=True)
+    return RunFacts(experiment_text=text, code_files=_code_files(folder), data=prints, preparations=prepared)
 
 
 def _code_files(folder: Path) -> dict[str, str]:

@@ -37,12 +37,13 @@ def record(
     keys: Path | None = None,
     rule: str | None = None,
     attacks: Callable[[str], Sequence[str]] | None = None,
+    checked: Verification | None = None,
 ) -> Record:
     """Return the record of a run for programs; without `rule`, of the recommended one, or else of the main one.
 
-    `attacks` says what attacks that were tested did to a rule.
+    `attacks` says what attacks that were tested did to a rule; `checked` what `verify` has found already.
     """
-    checked = verify(folder, keys)
+    checked = checked or verify(folder, keys)
     history = History(folder)
     view = RunView([history])
     advice = view.documents[0].recommendation

@@ -52,21 +52,27 @@ _TABLE = TypeAdapter(dict[str, _Older])
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Write a safetensors file so that it is there whole or not at all, and return its bytes."""
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+    content = tensors_content(tensors, metadata)
     files.write(path, content)
     return content
 
 
+def tensors_content(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the bytes of a safetensors file."""
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+
+
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read a safetensors file; a damaged one is named in the error."""
-    return _tensors(path, read_content(path))
+    return content_tensors(path, read_content(path))
 
 
-def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+def content_tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors in the bytes of a safetensors file; a damaged one is named in the error."""
     try:
         return load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"{path}: not a readable checkpoint: {error}") from error
+        raise UserError(f"{path}: not a readable safetensors file: {error}") from error
 
 
 def metadata_of(content: bytes) -> dict[str, str]:
@@ -117,7 +123,7 @@ def load_all(folder: Path, file: str, content: bytes, *, strict: bool = True) ->
     An older file that is not as it was written is refused; without `strict` its tensors are taken as they are.
     """
     path = folder / FOLDER / file
-    tensors = _tensors(path, content)
+    tensors = content_tensors(path, content)
     places = dict.fromkeys(tensors, file)
     stored = {file: _Stored.of(content, tensors)}
     for name, entry in _older(path, content).items():
@@ -125,7 +131,7 @@ def load_all(folder: Path, file: str, content: bytes, *, strict: bool = True) ->
         inner = read_content(where, entry.size if strict else None)
         if strict and hashlib.sha256(inner).hexdigest() != entry.sha256:
             raise UserError(f"{where}: not the checkpoint that was written: its checksum differs")
-        held = _tensors(where, inner)
+        held = content_tensors(where, inner)
         stored[name] = _Stored.of(inner, held)
         for key in entry.keys:
             if key not in held:
@@ -216,7 +222,7 @@ class TensorFiles:
         if file not in self._named:
             path = self._folder / file
             content = read_content(path)
-            _tensors(path, content)
+            content_tensors(path, content)
             self._named[file] = frozenset(_older(path, content))
         return self._named[file]
 

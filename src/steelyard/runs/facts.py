@@ -83,6 +83,8 @@ class RunFacts(Document):
     """Checksums of its code, by file."""
     data: dict[Seed, dict[str, str]] = {}
     """Fingerprints of its data, part by part."""
+    preparations: dict[Seed, str] = {}
+    """What rows went through before a model saw them, as JSON (`data.preparation.Preparation`)."""
     accepted: list[str] = []
     """What was no longer as it began, and was accepted."""
     findings: list[Finding] = []

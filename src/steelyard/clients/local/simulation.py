@@ -21,6 +21,8 @@ from steelyard.clients.local.population import DevicePopulation
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.clients.protocol import Clients, Step, in_order
 from steelyard.data.files import fingerprint
+from steelyard.data.preparation import Preparation
+from steelyard.data.scaling import preparation_of
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm
@@ -77,6 +79,9 @@ class Simulation(Clients):
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         return fingerprint(self.context.population(seed).source)
+
+    def preparation(self, seed: int) -> Preparation | None:
+        return preparation_of(self.context.population(seed).source)
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers: dict[int, Updates] = {}

@@ -165,7 +165,8 @@ class Csv(FileSource, named="csv"):
 
         roles = {name: getattr(self, name) for name in ("labels", "event", "owner", "held_out")}
         named = {f"data.{role}": column for role, column in roles.items() if column}
-        return mended(read_tables(self.files or (self.path or Path(),), self.owner, named), self)
+        found = read_tables(self.files or (self.path or Path(),), self.owner, named)
+        return mended(found, self.columns, self.owner)
 
     def read(self) -> Dataset:
         # For speed of start: settings are read without torch.

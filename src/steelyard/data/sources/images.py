@@ -321,7 +321,7 @@ class Images(FileSource, named="images"):
             classes=int(labels.max()) + 1,
             name=pictures.path.stem,
         )
-        target = Target(task="classes", label=self.labels or "", names=names)
+        target = Target(task="classes", label=self.labels or "", names=names[: dataset.classes])
         return replace(dataset, notes=tuple(notes), preparation=self.prepared(target))
 
     def prepared(self, target: Target) -> Preparation:

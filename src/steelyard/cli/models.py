@@ -1,0 +1,123 @@
+"""`steelyard model`, `predict` and `test`: a model that leaves its run, and what it says of new rows.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steelyard.base.errors import new_file, printable, told_as
+from steelyard.base.logs import doing, logger
+from steelyard.base.measures import measure_of
+from steelyard.cli.options import FormatOption, TrustOption, asking
+from steelyard.cli.printing import emit
+from steelyard.report.rendering import Copied, Table
+
+if TYPE_CHECKING:
+    from steelyard.models.testing import Figure, Tested
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a model (`steelyard model`).")]
+FilesArgument = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Tables, a folder or .zip of images, an .npz file, or texts.")
+]
+SiteOption = Annotated[
+    str | None, typer.Option("--site", help="Fill and scale a table as those of this site, which trained.")
+]
+
+_log = logger(__name__)
+
+
+def model(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="The model's own folder; it must not be there yet.")],
+    rule: Annotated[
+        str | None, typer.Option("--rule", help="Which rule's; default: the recommended one, or the run's main one.")
+    ] = None,
+    round: Annotated[
+        str | None,
+        typer.Option("--round", help="last, best or a number. Default: the best where rounds.keep is best, else last."),
+    ] = None,
+    trust: TrustOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Take a model out of a run, with all that new rows need; ends with 1 where the run was changed.
+
+    The folder needs neither the run nor its data: weights (safetensors), model.json, and card.md to read.
+    """
+    from steelyard.models.taking import ChangedRun, take
+
+    with doing("taking the model"):
+        try:
+            found = take(run, rule, round, ask=asking(trust))
+        except ChangedRun as changed:
+            _log.error(str(changed))
+            raise typer.Exit(1) from None
+        folder = found.save(out)
+    origin = found.document.origin
+    lines = [
+        f"model of {origin.rule}, seed {origin.seed}: {origin.chosen}",
+        f"written to {folder}",
+        f"next: steelyard predict {shlex.quote(str(folder))} FILE --out predictions.csv",
+    ]
+    emit(found.document, format, [Copied(printable(line)) for line in lines])
+
+
+def predict(
+    model: ModelArgument,
+    files: FilesArgument,
+    out: Annotated[Path, typer.Option("--out", help="The new .csv with a row for each row, image or text.")],
+    site: SiteOption = None,
+    trust: TrustOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Let a model say what new rows are: classes with probabilities, labels, values, or risks."""
+    from steelyard.models.folder import load
+
+    new_file(out)
+    with doing("predicting"):
+        frame = load(model, asking(trust)).predict(files, site=site)
+        with told_as(f"--out: {out} cannot be written", "a new file"):
+            frame.to_csv(out, index=False, float_format="%.6g")
+    document = {"rows": len(frame), "columns": list(frame.columns), "out": str(out), "notes": frame.attrs["notes"]}
+    emit(document, format, [Copied(printable(f"{len(frame):,} rows: {out}"))])
+
+
+def on_new_rows(
+    model: ModelArgument,
+    files: FilesArgument,
+    label: Annotated[
+        str | None, typer.Option("--label", help="The column of what is to be predicted; default: as in training.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="A column of sites or groups; default: that of the sites in training.")
+    ] = None,
+    site: SiteOption = None,
+    trust: TrustOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Test a model on new rows whose labels are known: the run's measures with 95 % intervals, of all and by group."""
+    from steelyard.models.folder import load
+
+    with doing("testing"):
+        found = load(model, asking(trust)).test(files, label, by=by, site=site)
+    for note in found.notes:
+        _log.warning(note)
+    emit(found, format, [_table(found)])
+
+
+def _table(found: Tested) -> Table:
+    first = found.groups[0].figures
+    headings = (found.by or "rows", "rows", *(measure_of(figure.measure).heading for figure in first))
+    rows = tuple((group.name, f"{group.rows:,}", *map(_cell, group.figures)) for group in found.groups)
+    return Table("Tests on new rows, with 95 % intervals where they are known", headings, rows)
+
+
+def _cell(figure: Figure) -> str:
+    measure = measure_of(figure.measure)
+    interval = "" if figure.low is None or figure.high is None else f" {measure.show_interval(figure.low, figure.high)}"
+    return f"{measure.show(figure.value)}{interval}"

@@ -1,0 +1,89 @@
+# ruff: noqa: RUF012  pydantic gives each model its own copy of a default
+"""`model.json`: all that a model's folder says of itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from steelyard.base.documents import Document
+from steelyard.data.preparation import Preparation
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Held(Document):
+    """A file of the folder, by which a changed one is noticed."""
+
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)]
+
+
+class CodeFile(Held):
+    """The file that builds a network of the user's own."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}\.py$")]
+    """In the folder `code`."""
+
+
+class Network(Document):
+    """How the network is built."""
+
+    settings: dict[str, Any]
+    """The fields of `[model]`."""
+    outputs: Annotated[int, Field(ge=0, le=10_000_000)]
+    """Number of classes or labels; 0 for a number."""
+    pixels: bool = False
+    """Whether the classes are those of each pixel."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    vector: list[str]
+    """The names of the numbers that were trained, in the order in which the run's chain has their digest."""
+
+
+class Test(Document):
+    """A score of the model in its run."""
+
+    where: str
+    """the server, or a site."""
+    rows: int
+    measure: str
+    value: float
+    low: float | None = None
+    """Of its 95 % interval; None where nothing says how wide that is."""
+    high: float | None = None
+
+
+class Origin(Document):
+    """Where the model is from; `steelyard verify RUN --model FOLDER` holds it to its run."""
+
+    run: str
+    """The run's name."""
+    purpose: str
+    """What it is for, as the experiment's description says."""
+    rule: str
+    algorithm: str
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    round: Annotated[int, Field(ge=0)]
+    chosen: str
+    """Why this rule and this round, in a sentence."""
+    digest: Sha256
+    """Of the model's numbers, as the run's chain has it for this round."""
+    closing: str
+    """The final hash of the run when the model was taken."""
+    tests: list[Test] = []
+    version: str
+    """Of Steelyard."""
+
+
+class ModelDocument(Document):
+    """What a model's folder says of itself."""
+
+    format: Literal["steelyard-model"] = "steelyard-model"
+    version: Literal[1] = 1
+    origin: Origin
+    network: Network
+    preparation: Preparation
+    weights: Held
+    card: Held
+    code: CodeFile | None = None

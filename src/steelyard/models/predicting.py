@@ -1,0 +1,176 @@
+"""Predictions by a model that left its run: of data frames, tables, images, texts and arrays.
+
+pandas and what reads files are imported inside functions, for speed of start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from steelyard.base.errors import UserError, brief
+from steelyard.base.logs import logger
+from steelyard.data.preparation import Preparation
+from steelyard.data.sources.source import BY_FILE
+from steelyard.data.tables import Table, read_tables, tidy
+from steelyard.learning.evaluation import predictions
+
+if TYPE_CHECKING:
+    import pandas
+
+    from steelyard.data.sources.images import Folders
+
+Given = Any
+"""A data frame, an array [rows, ...], a list of texts, or one or several paths."""
+TOGETHER = 1 << 24
+"""Numbers of rows that a network is given at once, activations of a network for images among them."""
+MOST_ROWS = 65_536
+IMAGE, ROW = "image", "row"
+"""The first column of predictions."""
+
+_log = logger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows that were read and prepared; what they were read from says their labels."""
+
+    features: torch.Tensor
+    notes: tuple[str, ...] = ()
+    table: Table | None = None
+    names: Sequence[str] = ()
+    """images: their paths inside the folder or zip."""
+    folders: Folders | None = None
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    """The arrays of a file of arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A network with the preparation of its rows."""
+
+    preparation: Preparation
+    network: nn.Module
+
+    def predict(self, given: Given, site: str | None = None) -> pandas.DataFrame:
+        """Return a row of predictions for each row that is given."""
+        import pandas
+
+        rows = self.read(given, site)
+        for note in rows.notes:
+            _log.warning(note)
+        first: dict[str, Any] = {ROW: np.arange(1, len(rows.features) + 1)}
+        if rows.names:
+            first = {IMAGE: list(rows.names)}
+        elif rows.table is not None and BY_FILE in rows.table.added:
+            first = {BY_FILE: rows.table.frame[BY_FILE].to_numpy(), **first}
+        frame = pandas.DataFrame({**first, **self.columns(self.outputs(rows.features))})
+        frame.attrs["notes"] = list(rows.notes)
+        return frame
+
+    def read(self, given: Given, site: str | None = None) -> Rows:
+        """Return rows as the network takes them."""
+        from steelyard.data import new_rows
+
+        form, prepared = self.preparation.form, self.preparation
+        paths = _paths(given)
+        if site is not None and form != "table":
+            raise UserError(f"site: got '{site}' for {form}; allowed: tables, whose sites may have scales of their own")
+        if form == "table":
+            found = new_rows.of_table(_table(given, paths, prepared.owner), prepared, site)
+            return Rows(found.features, found.notes, found.table)
+        if form == "images" and paths:
+            from steelyard.data.sources.images import Folders, Pictures
+
+            pictures = Pictures(_one(paths))
+            found = new_rows.of_images(pictures, prepared)
+            folders = Folders.of(pictures.path, pictures.names)
+            return Rows(found.features, found.notes, names=pictures.names, folders=folders)
+        if form in ("characters", "words"):
+            texts = [line for path in paths for line in _lines(path)] if paths else given
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                raise UserError(
+                    f"rows: got {brief(given)}; allowed: a list of texts, or a file with a text in each line"
+                )
+            return Rows(new_rows.of_texts(texts, prepared).features)
+        arrays: dict[str, NDArray[Any]] = {}
+        if paths:
+            from steelyard.data.sources.npz import read_arrays
+
+            arrays = read_arrays(_one(paths))
+            if "x" not in arrays:
+                raise UserError(f"{paths[0]}: holds no array x; expected an .npz file with one, a row of it each")
+            given = arrays["x"]
+        found = new_rows.of_arrays(given, prepared, paths[0] if paths else "rows")
+        return Rows(found.features, found.notes, arrays=arrays)
+
+    def outputs(self, features: torch.Tensor) -> torch.Tensor:
+        """Return what the network says of rows, [rows, outputs], some rows at a time."""
+        width = max(1, features[:1].numel()) * (32 if features.ndim > 2 else 1)
+        each = max(1, min(MOST_ROWS, TOGETHER // width))
+        with torch.no_grad():
+            found = [self.network(part) for part in features.split(each)] if len(features) else [features[:, :1]]
+        outputs = torch.cat(found).float()
+        return outputs if outputs.ndim > 1 else outputs[:, None]
+
+    def columns(self, outputs: torch.Tensor) -> dict[str, NDArray[Any]]:
+        """Return predictions by column: classes with probabilities, labels, shares of masks, risks or values."""
+        target = self.preparation.target
+        names = target.names
+        if target.task in ("regression", "survival"):
+            return {"value" if target.task == "regression" else "risk": outputs[:, 0].numpy()}
+        if target.task == "multi-label":
+            shares = outputs.sigmoid().numpy()
+            return {f"p_{name}": shares[:, place] for place, name in enumerate(names)}
+        if target.task == "segmentation":
+            masks = masks_of(outputs, len(names))
+            return {f"share_{name}": (masks == place).float().mean(1).numpy() for place, name in enumerate(names)}
+        single = outputs.shape[1] == 1
+        shares = torch.cat([1 - outputs.sigmoid(), outputs.sigmoid()], 1) if single else outputs.softmax(1)
+        found = np.array(names)[predictions(outputs, len(names)).numpy()]
+        return {"class": found, **{f"p_{name}": shares[:, place].numpy() for place, name in enumerate(names)}}
+
+
+def masks_of(outputs: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return the class of each pixel, [rows, pixels]."""
+    return outputs.unflatten(1, (classes, -1)).argmax(1)
+
+
+def _paths(given: Given) -> list[Path]:
+    """Return paths that were given, none where rows themselves were: a list of texts may be either."""
+    if isinstance(given, str | Path):
+        return [Path(given)]
+    whole = isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Path) for one in given)
+    return list(given) if whole else []
+
+
+def _one(paths: Sequence[Path]) -> Path:
+    if len(paths) > 1:
+        raise UserError(f"{paths[1]}: a second file; allowed: one folder, .zip or .npz at a time")
+    if not paths[0].exists():
+        raise UserError(f"{paths[0]}: no such file or folder; expected rows such as the model was trained on")
+    return paths[0]
+
+
+def _lines(path: Path) -> list[str]:
+    from steelyard.data.tables import read_text
+
+    return read_text(path, "a text in each line").splitlines()
+
+
+def _table(given: Given, paths: Sequence[Path], owner: str | None) -> Table:
+    from steelyard.data.memory import is_frame
+
+    if paths:
+        return read_tables(paths, BY_FILE if len(paths) > 1 or paths[0].is_dir() else owner, {})
+    if not is_frame(given):
+        raise UserError(f"rows: got {brief(given)}; allowed: a data frame, or paths of tables")
+    frame = given if hasattr(given, "iloc") else given.to_pandas()
+    return Table(Path("the frame"), tidy(frame, "the frame", owner))

@@ -1,0 +1,204 @@
+"""Taking a model out of a run: which rule's, of which round, held to the run's chain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from steelyard import __version__
+from steelyard.base import files
+from steelyard.base.errors import UserError, listed
+from steelyard.base.measures import MEASURES, TASKS, measure_of
+from steelyard.base.usercode import is_handed_over
+from steelyard.data.preparation import Preparation
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import Ask, read_experiment
+from steelyard.learning.models import build
+from steelyard.learning.parameters import Layout
+from steelyard.models.card import card
+from steelyard.models.document import ModelDocument, Network, Origin, Test
+from steelyard.models.folder import DOCUMENT, Model, code_file, held_of, own_digest, read_document
+from steelyard.proof.signing import model_digest
+from steelyard.report.record import record
+from steelyard.report.verification import CHANGED, Record, verify
+from steelyard.runs.checkpoint import kept_checkpoints
+from steelyard.runs.database import reading
+from steelyard.runs.history import History
+from steelyard.runs.signatures import Findings
+
+MOST_TESTS = 100
+"""Sites whose tests a model's folder names."""
+
+
+class ChangedRun(UserError):
+    """A run is not as it was written: there is no model of it."""
+
+
+def take(run: Path, rule: str | None = None, round: str | None = None, *, ask: Ask | None = None) -> Model:
+    """Return a rule's model of a run: the recommended rule's, or the main one's, unless one is named.
+
+    `round` is last, best, or a number: of rounds whose model the run keeps; None: the best where the run keeps it
+    (`rounds.keep`), else the last. `ask` is called with the code of the run's own network before that runs. A run that
+    is not as it was written is refused as a `ChangedRun`.
+    """
+    checked = verify(run)
+    if checked.code == CHANGED:
+        raise ChangedRun(f"{run}: was changed, so there is no model of it; see `steelyard verify {run}`")
+    experiment, history = read_experiment(run), History(run)
+    if not isinstance(experiment, LearningDescription):
+        raise UserError(f"{run}: is no run of kind learning, and no model of other kinds can be taken; allowed: such")
+    found = record(run, rule=rule, checked=checked)
+    name, seed = _federation(history, found["rule"])
+    kept = _kept(history, name, round)
+    text = history.facts.preparations.get(str(seed))
+    if text is None:
+        raise UserError(f"{run}: does not say what its rows went through; allowed: simulated runs of this version")
+    taken = _Taken(history, experiment, Preparation.model_validate_json(text), found, seed, kept)
+    return taken.model(named=rule is not None, ask=ask)
+
+
+def _federation(history: History, rule: str) -> tuple[str, int]:
+    row = next(row for row in history.federations.to_dict("records") if row["rule"] == rule)
+    return str(row["federation"]), int(row["seed"])
+
+
+class _Kept(NamedTuple):
+    """A model that a run keeps."""
+
+    round: int
+    parameters: torch.Tensor
+    why: str
+
+
+def _kept(history: History, name: str, wanted: str | None) -> _Kept:
+    """Return the model of a federation at the end of the round that is wanted; `verify` has held it to the chain."""
+    with reading(history.folder) as connection:
+        checkpoints = [found for _, found in kept_checkpoints(connection, history.folder)]
+    states = [found.states[name] for found in checkpoints if not isinstance(found, UserError)]
+    models = dict(model for state in reversed(states) for model in state.models)
+    if not models:
+        raise next((found for found in checkpoints if isinstance(found, UserError)), UserError(_none(history)))
+    best, last = states[0].best, states[0].round
+    best_round = best.round if best is not None and best.round in models else None
+    if wanted is None:
+        wanted = "last" if best_round is None else "best"
+    rounds = {"last": last, "best": best_round}
+    round = rounds[wanted] if wanted in rounds else int(wanted) if wanted.isdecimal() and len(wanted) < 10 else None
+    if round not in models:
+        rest = "" if best_round is not None else '; rounds.keep = "best" keeps the best one'
+        kept = listed(str(each) for each in sorted(models))
+        raise UserError(
+            f"--round: got {wanted[:20]}; allowed: rounds whose model the run keeps, which are {kept}{rest}"
+        )
+    words = {last: "the last", best_round: "the best on rows that do not report"}
+    return _Kept(round, models[round], f"round {round}, {words.get(round, 'as asked for')}")
+
+
+def _none(history: History) -> str:
+    return f"{history.folder}: keeps no model; allowed: a run with a checkpoint (store.checkpoint_every)"
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """What a model is made from."""
+
+    history: History
+    experiment: LearningDescription
+    preparation: Preparation
+    found: Record
+    seed: int
+    kept: _Kept
+
+    def model(self, *, named: bool, ask: Ask | None) -> Model:
+        """Return the model: network, weights, where it is from, and its card."""
+        settings, target = self.experiment.model, self.preparation.target
+        source, _, factory = settings.name.rpartition(":")
+        if source and ask is not None and not is_handed_over(settings.name):
+            ask(str(self.history.folder), {"model.name": settings.name})
+        pixels, outputs = target.task == "segmentation", len(target.names)
+        network = build(settings, self.preparation.shape, outputs, self.seed, pixels=pixels)
+        layout = Layout.of(network)
+        if layout.size != len(self.kept.parameters):
+            numbers = f"{layout.size} numbers, its model {len(self.kept.parameters)}"
+            raise UserError(f"{self.history.folder}: its network has {numbers}; expected as many")
+        layout.write(network, self.kept.parameters.to(torch.float32))
+        code = Path(source).read_bytes() if source.endswith(".py") else b""
+        fields = settings.model_dump(mode="json", exclude_none=True)
+        if code:
+            fields["name"] = f"{files.CODE}/{Path(source).name}:{factory}"
+        names = [slot.name for slot in layout.slots]
+        document = ModelDocument(
+            origin=self._origin(named=named),
+            network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=self.seed, vector=names),
+            preparation=self.preparation,
+            weights=held_of(b""),
+            card=held_of(b""),
+            code=code_file(Path(source).name, code) if code else None,
+        )
+        return Model(document, network.eval(), card(document, self.found), code)
+
+    def _origin(self, *, named: bool) -> Origin:
+        advised = not named and self.found["beside"]
+        why = "the rule that the comparison recommends" if advised else "the rule that was asked for" if named else ""
+        return Origin(
+            run=self.found["name"],
+            purpose=self.experiment.description,
+            rule=self.found["rule"],
+            algorithm=self.found["algorithm"],
+            seed=self.seed,
+            round=self.kept.round,
+            chosen="; ".join(filter(None, (why, self.kept.why))),
+            digest=model_digest(self.kept.parameters),
+            closing=next(iter(self.found["hashes"].values())),
+            tests=self._tests(),
+            version=__version__,
+        )
+
+    def _tests(self) -> list[Test]:
+        """Return the scores of this model in its run: on the server's rows, then at each site."""
+        history, rule, at = self.history, self.found["rule"], self.kept.round
+        frame = history.rounds
+        row = frame[(frame["rule"] == rule) & (frame["seed"] == self.seed) & (frame["round"] == at)].iloc[0]
+        server = {"accuracy": row["server_accuracy"]} if self.preparation.target.task == "classes" else {}
+        server |= json.loads(row["server_metrics"]) if isinstance(row["server_metrics"], str) else {}
+        rows = history.facts.report_rows.get(str(self.seed), 0)
+        figure = TASKS[self.preparation.target.task].figure
+        found = [_test("the server", rows, figure, server.get(figure))] if rows and figure in server else []
+        tests = history.tested(rule, self.seed, at - 1)
+        errors = tests.metrics.get("score_error", np.full(len(tests.round), np.nan))
+        for place in np.flatnonzero(tests.round == at).tolist()[:MOST_TESTS]:
+            name, error = tests.clients[tests.client[place]], float(errors[place])
+            score, samples = float(tests.score[place]), int(tests.samples[place])
+            found.append(_test(name, samples, self.experiment.score_name, score, None if np.isnan(error) else error))
+        return [test for test in found if not np.isnan(test.value)]
+
+
+def _test(where: str, rows: int, measure: str, value: object, error: float | None = None) -> Test:
+    kind = MEASURES.get(measure) or measure_of(measure)
+    number = float("nan") if value is None else float(str(value))
+    ends = kind.interval(number, rows, error)
+    low, high = (None, None) if ends is None or np.isnan(ends).any() else ends
+    return Test(where=where, rows=rows, measure=kind.name, value=number, low=low, high=high)
+
+
+def look_at_model(folder: Path, run: Path, found: Findings) -> None:
+    """Hold a model's folder to a run: its numbers to the chain, what its rows go through to what the run noted."""
+    document, history = read_document(folder), History(run)
+    origin = document.origin
+    digest = own_digest(folder, document)
+    with reading(run) as connection:
+        rows = connection.by_federation("digests", ("round", "model"), "")
+        digests: Mapping[object, str] = {(whose, at): held for whose, at, held in rows}
+    if digest != origin.digest or digests.get(((origin.rule, origin.seed), origin.round)) != digest:
+        found.change(f"{folder}: its numbers are not those of {origin.rule} in round {origin.round} of this run")
+    text = history.facts.preparations.get(str(origin.seed), "")
+    if not text or Preparation.model_validate_json(text) != document.preparation:
+        found.change(f"{folder / DOCUMENT}: what its rows go through is not what this run noted")
+    if not found.changed:
+        found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, as the run made it"

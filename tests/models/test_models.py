@@ -1,0 +1,249 @@
+"""A model leaves its run: data and run are gone, and it gives the run's scores; folders of strangers are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from tests.kit import assert_refused, inside, made_once, small
+
+from steelyard import Experiment, History, Model, Result
+from steelyard.data import load, share_out
+from steelyard.data.tables import read_tables
+from steelyard.learning.settings import ModelSettings
+from steelyard.models.folder import CARD, DOCUMENT, WEIGHTS
+
+SMALL_RUN = {"rounds": {"count": 2, "share": 0.5}, "compute": {"engine": "loop", "device": "cpu"}}
+HELD = {"server": "held-out", "server_report": "same", "test": "local", "scheme": "iid", "clients": 3}
+
+
+def hospitals(folder: Path) -> None:
+    """Train on a copy of the hospitals' table, take the model, write the server's rows; data and run are gone then."""
+    folder.mkdir()
+    experiment: Any = Experiment.load("hospitals")
+    table = read_tables([experiment.data.path], experiment.data.owner, {})
+    table.frame.to_csv(folder / "all.csv", index=False)
+    changes = [f"data.path={folder / 'all.csv'}", "rounds.count=2"]
+    experiment = Experiment.load("hospitals", changes)
+    result = experiment.run(folder / "run", progress=False)
+    population = share_out(load(experiment.data), experiment.partition, experiment.seed)
+    table.frame.iloc[population.report].to_csv(folder / "held.csv", index=False)
+    va = population.by_name["va"].test
+    table.frame.iloc[va].to_csv(folder / "va.csv", index=False)
+    result.model().save(folder / "model")
+    found = verified(folder / "run", folder / "model")
+    main = result.history.rounds.query("rule == 'CR>DS' and round == 2").iloc[0]
+    scores = result.history.evaluations.query("rule == 'CR>DS' and round == 2").set_index("client")["score"]
+    kept = {"server": main["server_accuracy"], "va": scores["va"], "found": found}
+    (folder / "stored.json").write_text(json.dumps(kept))
+    shutil.copytree(folder / "run", folder / "kept-run")
+    shutil.rmtree(folder / "run")
+    (folder / "all.csv").unlink()
+
+
+def verified(run: Path, model: Path) -> list[object]:
+    answer = inside("verify", run, "--model", model, "--format", "json", folder=run.parent)
+    return [answer.returncode, json.loads(answer.stdout)["checked"].get("model", "")]
+
+
+@pytest.fixture(scope="session")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, rows that nobody has seen, and what the run's record said of them."""
+    return made_once(tmp_path_factory, "hospital-model", hospitals)
+
+
+def test_a_model_gives_the_run_s_score_once_data_and_run_are_gone(left: Path):
+    stored = json.loads((left / "stored.json").read_text())
+    answer = inside("test", "model", "held.csv", "--label", "target", "--format", "json", folder=left)
+    document = json.loads(answer.stdout)
+    names = [group["name"] for group in document["groups"]]
+    assert (document["by"], names) == ("hospital", ["all", "cleveland", "hungarian", "switzerland", "va"])
+    score = document["groups"][0]["figures"][0]
+    assert (score["measure"], score["value"]) == ("accuracy", stored["server"])
+    assert score["low"] < score["value"] < score["high"]
+    assert (document["groups"][0]["rows"], answer.returncode) == (92, 0)
+    assert stored["found"] == [0, "CR>DS, seed 1, round 2, as the run made it"]
+    # the rows of a site without its column, scaled as that site's
+    rows = pandas.read_csv(left / "va.csv").drop(columns="hospital")
+    model = Model.load(left / "model")
+    assert model.test(rows, site="va").groups[0].figures[0].value == stored["va"]
+    card = (left / "model" / CARD).read_text()
+    for part in ("Heart disease in four hospitals", "| age | number |", "CR>DS", "no differential privacy", "| va |"):
+        assert part in card, part
+
+
+def test_predictions_are_rows_of_a_table(left: Path, tmp_path: Path):
+    answer = inside("predict", left / "model", left / "held.csv", "--out", "p.csv", "--format", "json", folder=tmp_path)
+    frame = pandas.read_csv(tmp_path / "p.csv")
+    assert list(frame) == ["row", "class", "p_target <= 0", "p_target > 0"]
+    assert json.loads(answer.stdout)["rows"] == len(frame) == 92
+    assert np.allclose(frame["p_target <= 0"] + frame["p_target > 0"], 1)
+    again = inside("predict", left / "model", left / "held.csv", "--out", "p.csv", folder=tmp_path)
+    assert (again.returncode, "p.csv" in again.stderr) == (2, True)
+    rows = pandas.read_csv(left / "held.csv").assign(age=300)
+    told = Model.load(left / "model").predict(rows).attrs["notes"]
+    assert any("'age': 92 of 92" in note for note in told)
+
+
+def test_a_model_of_a_changed_run_is_none_and_its_folder_is_held_to_the_run(left: Path, tmp_path: Path):
+    run, model = shutil.copytree(left / "kept-run", tmp_path / "run"), left / "model"
+    by_rule = inside("model", run, "--rule", "fedavg", "--out", "other", "--format", "json", folder=tmp_path)
+    assert json.loads(by_rule.stdout)["origin"]["rule"] == "fedavg"
+    document = json.loads((tmp_path / "other" / DOCUMENT).read_text())
+    document["origin"]["rule"] = "CR>DS"
+    (tmp_path / "other" / DOCUMENT).write_text(json.dumps(document))
+    assert verified(run, tmp_path / "other") == [1, ""]
+    assert_refused(lambda: Result(run).model(round=1), "got 1", "which are 2")
+    assert_refused(lambda: Result(run).model(round="best"), "got best", "rounds.keep")
+    assert_refused(lambda: Result(run).model("nobody"), "'nobody'")
+    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as database, database:
+        database.execute("UPDATE info SET value = replace(value, '77.0', '99.0') WHERE key = 'preparations'")
+    answer = inside("model", run, "--out", "none", folder=tmp_path)
+    assert (answer.returncode, (tmp_path / "none").exists(), "changed" in answer.stderr) == (1, False, True)
+    assert (inside("model", run, "--out", model, folder=tmp_path).returncode) == 1
+
+
+# images, survival, a network of somebody's own
+
+
+def pictures(folder: Path) -> tuple[dict[str, Any], Any]:
+    from PIL import Image
+
+    digits: Any = small().data.read()
+    for row in range(80):
+        part = "test" if row % 4 == 0 else "train"
+        place = folder / "digits" / part / ("even" if int(digits.labels[row]) % 2 == 0 else "odd")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((255 * digits.features[row, 0]).to(torch.uint8).numpy()).save(place / f"{row}.png")
+    data = {"source": "images", "path": folder / "digits", "size": 8, "colours": "grey", "held_out": "folder"}
+    return {"data": {**data, "normalise": "standard"}, "model": {"name": "cnn"}}, [folder / "digits" / "test"]
+
+
+def patients(folder: Path, **fields: Any) -> tuple[dict[str, Any], Any]:
+    draw = np.random.default_rng(1)
+    frame = pandas.DataFrame(
+        {"age": draw.normal(60, 10, 90), "dose": draw.normal(size=90), "sex": ["m", "f", "f"] * 30}
+    )
+    frame["days"], frame["died"] = 1000 / frame["age"] + draw.random(90), ["yes", "no"] * 45
+    frame["part"] = ["train", "test", "train"] * 30
+    frame.to_csv(folder / "patients.csv", index=False)
+    frame[frame["part"] == "test"].to_csv(folder / "held.csv", index=False)
+    survival = {"labels": "days", "event": "died", "task": "survival"}
+    data = {"source": "csv", "path": folder / "patients.csv", "held_out": "part", "normalise": "standard"}
+    return {"data": {**data, **(fields or survival)}, "model": {"name": "linear"}}, [folder / "held.csv"]
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, feature_shape, outputs, wide=3):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(feature_shape[0], wide), torch.nn.BatchNorm1d(wide)
+        self.last = torch.nn.Linear(wide, outputs)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).tanh())
+"""
+
+
+def own(folder: Path) -> tuple[dict[str, Any], Any]:
+    sections, held = patients(folder, labels="died", ignore=["days"])
+    (folder / "net.py").write_text(NET)
+    return {**sections, "model": {"name": f"{folder / 'net.py'}:Net", "arguments": {"wide": 5}}}, held
+
+
+@pytest.mark.parametrize(("made", "figure"), [(pictures, "accuracy"), (patients, "c_index"), (own, "accuracy")])
+def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callable[..., Any], figure: str):
+    sections, held = made(tmp_path)
+    Experiment(**SMALL_RUN, partition=HELD, weighing={"criteria": ["DS"]}, **sections).run(tmp_path / "run")
+    rounds = History(tmp_path / "run").rounds.iloc[-1]
+    stored = rounds["server_accuracy"] if figure == "accuracy" else json.loads(rounds["server_metrics"])[figure]
+    if made is own:
+        assert_refused(Result(tmp_path / "run").model, "Net", "trust=True")
+    Result(tmp_path / "run").model(trust=True).save(tmp_path / "model")
+    shutil.rmtree(tmp_path / "run")
+    for gone in ("digits/train", "patients.csv", "net.py"):
+        shutil.rmtree(tmp_path / gone) if (tmp_path / gone).is_dir() else (tmp_path / gone).unlink(missing_ok=True)
+    if made is own:
+        assert_refused(lambda: Model.load(tmp_path / "model"), "code/net.py", "trust=True")
+    model = Model.load(tmp_path / "model", trust=True)
+    found = model.test(held).groups[0].figures[0]
+    assert found.value == pytest.approx(stored, abs=1e-12)
+    assert found.low is not None
+    frame = model.predict(held)
+    wanted = {pictures: ["image", "class", "p_even", "p_odd"], patients: ["row", "risk"]}
+    assert list(frame) == wanted.get(made, ["row", "class", "p_no", "p_yes"])
+
+
+# folders of strangers
+
+
+def json_changed(**fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        document = json.loads((folder / DOCUMENT).read_text())
+        for name, value in fields.items():
+            section, _, field = name.partition("__")
+            document[section] = {**document[section], field: value} if field else value
+        (folder / DOCUMENT).write_text(json.dumps(document))
+
+    return change
+
+
+def weights_changed(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def linked(folder: Path) -> None:
+    (folder / CARD).unlink()
+    (folder / CARD).symlink_to("/etc/passwd")
+
+
+CODE = {"sha256": "0" * 64, "size": 1}
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "changed weights": (weights_changed, "model.safetensors: was changed"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "model.safetensors: is missing"),
+    "a link": (linked, "card.md: is a link"),
+    "no document": (lambda folder: (folder / DOCUMENT).unlink(), "holds no model.json"),
+    "no JSON": (lambda folder: (folder / DOCUMENT).write_text("{"), "model.json: all of it"),
+    "deep JSON": (lambda folder: (folder / DOCUMENT).write_text("[" * 100_000), "model.json"),
+    "an unknown field": (json_changed(more=1), "model.json: more"),
+    "another version": (json_changed(version=2), "model.json: version"),
+    "another network": (json_changed(network__settings={"name": "mlp"}), "model.safetensors: the names"),
+    "another shape": (json_changed(network__outputs=3), "model.safetensors: layers.0."),
+    "too large a network": (json_changed(network__settings={"name": "mlp", "hidden": [99_999] * 5}), "parameters"),
+    "no such network": (json_changed(network__settings={"name": "nothing"}), "network.settings: name"),
+    "code that is not there": (json_changed(code={"name": "net.py", **CODE}), "code/net.py"),
+    "code elsewhere": (json_changed(code={"name": "../net.py", **CODE}), "model.json: code.name"),
+    "code unsaid": (json_changed(network__settings={"name": "/tmp/net.py:Net"}), "model.json: code"),
+    "an endless row": (json_changed(preparation__shape=[10**9]), "model.json: preparation.shape.0"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_folder_that_is_not_whole_or_not_ours_is_refused_in_one_line(left: Path, tmp_path: Path, name: str):
+    folder = shutil.copytree(left / "model", tmp_path / "model")
+    change, told = HOSTILE[name]
+    change(folder)
+    assert_refused(lambda: Model.load(folder, trust=True), folder, told)
+
+
+def test_weights_fit_plain_torch(left: Path):
+    from safetensors.torch import load_file
+
+    weights = load_file(left / "model" / WEIGHTS)
+    document = Model.load(left / "model").document
+    settings = ModelSettings(**document.network.settings)
+    plain = torch.nn.Linear(*reversed(weights["layers.0.weight"].shape))
+    plain.load_state_dict({name.removeprefix("layers.0."): tensor for name, tensor in weights.items()})
+    assert (settings.name, plain.in_features) == ("logistic", document.preparation.shape[0])
