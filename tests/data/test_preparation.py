@@ -15,6 +15,7 @@ from steelyard import Experiment, in_memory
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, new_rows, share_out
 from steelyard.data.columns import table_dataset
 from steelyard.data.dataset import Population
+from steelyard.data.mending import mended
 from steelyard.data.preparation import Preparation
 from steelyard.data.scaling import normalised, preparation_of
 from steelyard.data.sources.images import Pictures
@@ -35,7 +36,8 @@ WARDS = pandas.DataFrame(
 def wards(**fields: Any) -> Population:
     given = {"path": "wards.csv", "labels": "ill", "owner": "ward", "ignore": ["note"], **fields}
     settings: Any = DataSettings(source="csv", **given)
-    return share_out(table_dataset(Table(Path("wards.csv"), WARDS), settings), PartitionSettings(scheme="natural"), 1)
+    table = mended(Table(Path("wards.csv"), WARDS), settings.columns, settings.owner)
+    return share_out(table_dataset(table, settings), PartitionSettings(scheme="natural"), 1)
 
 
 def again(population: Population) -> Preparation:
@@ -58,6 +60,21 @@ def test_rows_of_a_table_come_out_as_training_saw_them(normalise: str, missing: 
     assert [column.kind for column in columns] == ["number", "number", "category"]
     assert (columns[0].low, columns[0].high, columns[2].levels) == (30, 44, ["x", "y", "z"])
     assert again(population).target.names == ["no", "yes"]
+
+
+def test_cells_are_read_as_the_settings_of_training_say():
+    age: dict[str, Any] = {"factor": {"a": 0.1}, "offset": 1}
+    columns = {"age": age, "dose": {"missing": [-9], "range": [0, 1.2]}, "drug": {"synonyms": {"x": ["y"]}}}
+    population = wards(columns=columns)
+    prepared, seen = again(population), population.dataset.features
+    found = new_rows.of_table(frame(), prepared)
+    assert torch.equal(found.features, seen)
+    assert prepared.columns[2].levels == ["x", "z"]
+    # one site alone, named by a column or by its name
+    some = Table(Path("new.csv"), WARDS[WARDS["ward"] == "a"].reset_index(drop=True))
+    assert torch.equal(new_rows.of_table(some, prepared).features, seen[::2])
+    unnamed = Table(some.path, some.frame.drop(columns="ward"))
+    assert torch.equal(new_rows.of_table(unnamed, prepared, "a").features, seen[::2])
 
 
 def test_hospitals_with_rows_at_the_server_come_out_as_training_saw_them():

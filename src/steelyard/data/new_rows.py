@@ -74,7 +74,7 @@ def _owner(table: Table, preparation: Preparation) -> str | None:
 
 
 def _as_read(table: Table, preparation: Preparation, site: str | None) -> dict[str, ColumnSettings]:
-    """Return how the cells of columns are read; of what differs by site, what is said of a site that these rows have."""
+    """Return how the cells of columns are read; of what differs by site, what is said of the sites that are here."""
     owner = _owner(table, preparation)
     here = [] if owner is None else owners_of(table, owner).tolist()
     found: dict[str, ColumnSettings] = {}
