@@ -52,7 +52,7 @@ def frame(**changes: Any) -> Table:
 @pytest.mark.parametrize("normalise", ["unit", "standard", "client"])
 @pytest.mark.parametrize("missing", ["mean", "zero"])
 def test_rows_of_a_table_come_out_as_training_saw_them(normalise: str, missing: str):
-    population = wards(normalise=normalise, missing=missing, na_values={"dose": [-9]}, indicators=["dose", "drug"])
+    population = wards(normalise=normalise, missing=missing, na_values={"dose": [-9]}, indicators=["drug", "dose"])
     found = new_rows.of_table(frame(), again(population))
     assert torch.equal(found.features, population.dataset.features)
     assert found.notes == ()

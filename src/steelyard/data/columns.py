@@ -63,10 +63,6 @@ def _prepared(
     table: Table, settings: Csv, columns: Mapping[str, InputColumn], names: Sequence[str], dataset: Dataset
 ) -> Preparation:
     """Return what the rows of a table went through, before it is known who trains on which."""
-    inputs = [
-        column.described.model_copy(update={"indicator": name in settings.indicators})
-        for name, column in columns.items()
-    ]
     classes = [str(number) for number in range(dataset.classes)]
     target = Target(
         task=dataset.kind,
@@ -79,7 +75,8 @@ def _prepared(
         form="table",
         shape=list(dataset.shape),
         target=target,
-        columns=inputs,
+        columns=[column.described for column in columns.values()],
+        indicators=list(settings.indicators),
         known=[name for name in table.names if name not in columns],
         owner=settings.owner,
         missing=settings.missing,

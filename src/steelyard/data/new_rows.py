@@ -60,7 +60,7 @@ def of_table(table: Table, preparation: Preparation, site: str | None = None) ->
                 f"empty (known: {first_names(column.levels)})"
             )
     notes += _out_of_range(table, preparation, columns)
-    numbers, flags = side_by_side(columns, [each.name for each in preparation.columns if each.indicator])
+    numbers, flags = side_by_side(columns, preparation.indicators)
     empty = np.column_stack([column.empty for column in columns.values()])
     if empty.any() and preparation.missing in ("drop", "refuse"):
         count = int(empty.any(axis=1).sum())

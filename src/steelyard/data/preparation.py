@@ -31,8 +31,6 @@ class Column(Document):
     """The values of a category, each of which is a 0/1 column."""
     missing: list[str] = []
     """Cells that mean that nothing was recorded, beside empty ones."""
-    indicator: bool = False
-    """Whether a further 0/1 column says where the cell is empty."""
     low: float | None = None
     """The least number that was trained on; None where the run does not tell."""
     high: float | None = None
@@ -100,6 +98,8 @@ class Preparation(Document):
     target: Target
     columns: list[Column] = []
     """table: the input columns in their order."""
+    indicators: list[str] = []
+    """table: columns of which a further 0/1 column says where the cell is empty, in the order of these."""
     known: list[str] = []
     """table: columns that the training table had and that are no input."""
     owner: str | None = None
