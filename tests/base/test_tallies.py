@@ -33,7 +33,7 @@ def test_six_rows_by_hand() -> None:
     # Above one half are 0.85, 0.95 and 0.6: two rows of class 1 of three, one row of class 0 of three.
     assert found["accuracy"] == pytest.approx(4 / 6)
     assert found["sensitivity"] == found["specificity"] == found["balanced_accuracy"] == pytest.approx(2 / 3)
-    assert found["f1"] == pytest.approx(4 / 6)
+    assert found["f1_score"] == pytest.approx(4 / 6)
     # 0.95 is above three rows of class 0, 0.6 above two, 0.15 above one: six pairs of nine.
     assert found["roc_auc"] == pytest.approx(6 / 9)
     # From the top: class 1, 0, 1, 0, 1, 0.
@@ -68,12 +68,12 @@ def test_measures_are_those_of_scikit_learn(seed: int, rows: int, width: int, sc
     assert found["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(labels, predicted))
     assert found["brier"] == pytest.approx(np.square(chances - mine).sum() / len(labels) / 2)
     if classes == 2:
-        assert found["f1"] == pytest.approx(metrics.f1_score(labels, predicted))
+        assert found["f1_score"] == pytest.approx(metrics.f1_score(labels, predicted))
         assert found["sensitivity"] == pytest.approx(metrics.recall_score(labels, predicted))
         assert found["specificity"] == pytest.approx(metrics.recall_score(labels, predicted, pos_label=0))
         columns = [1]
     else:
-        assert found["f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
+        assert found["f1_score"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
         assert found["sensitivity"] == pytest.approx(metrics.recall_score(labels, predicted, average="macro"))
         columns = list(range(classes))
     exact = np.mean([metrics.roc_auc_score(mine[:, k], chances[:, k]) for k in columns])
@@ -127,7 +127,7 @@ def test_standard_errors_are_those_of_measures_without_each_row() -> None:
     chance = np.random.default_rng(5)
     outputs, labels = chance.normal(size=(20, 1)), chance.integers(0, 2, 20)
     found = errors_of(at_one_site(outputs, labels).cells)
-    for name in ("roc_auc", "average_precision", "balanced_accuracy", "f1", "sensitivity", "accuracy"):
+    for name in ("roc_auc", "average_precision", "balanced_accuracy", "f1_score", "sensitivity", "accuracy"):
         without = [figures(np.delete(outputs, row, axis=0), np.delete(labels, row))[name] for row in range(20)]
         assert found[name] == pytest.approx(math.sqrt(19 / 20 * sum((one - np.mean(without)) ** 2 for one in without)))
     chances = 1 / (1 + np.exp(-outputs[:, 0]))

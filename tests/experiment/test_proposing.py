@@ -78,6 +78,22 @@ def test_the_target_lies_above_guessing(tmp_path: Path) -> None:
     assert proposed(tmp_path)["rounds"]["target"] == pytest.approx(0.7 + 0.6 * 0.3)
 
 
+@pytest.mark.parametrize(
+    ("classes", "measure"),
+    [
+        ({"benign": 800, "malignant": 200}, None),
+        ({"benign": 801, "malignant": 199}, "balanced-accuracy"),
+        ({"benign": 9000, "malignant": 1000}, "roc-auc"),
+        (dict.fromkeys("abcdefghij", 100), None),
+        ({**dict.fromkeys("abcdefghi", 1000), "j": 300}, "balanced-accuracy"),
+    ],
+)
+def test_a_rare_class_asks_for_another_measure(tmp_path: Path, classes: dict[str, int], measure: str | None) -> None:
+    found = proposed(tmp_path, classes=classes, rows=sum(classes.values()))["rounds"]
+    assert found.get("measure") == measure
+    assert ("target" in found) == (measure is None)
+
+
 TEXT = st.text(st.characters(codec="utf-8"))
 
 

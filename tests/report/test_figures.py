@@ -78,9 +78,10 @@ def test_the_split_shows_the_classes_of_each_client(tmp_path: Path) -> None:
 
 
 def test_every_figure_of_a_run_that_has_something_for_it_is_drawn(run: Path) -> None:
-    """What clients added was not measured here, no client weighs others, none has a clock or adapters."""
+    """What clients added was not measured here, no client weighs others, none has a clock, adapters or sums."""
     drawn = figures.draw_all(RunView([run]))
-    assert set(figures.KINDS) - set(drawn) == {"adapters", "client", "contributions", "drift", "listening", "time"}
+    absent = {"adapters", "client", "contributions", "drift", "listening", "measures", "time"}
+    assert set(figures.KINDS) - set(drawn) == absent
     for name, chart in drawn.items():
         document = figures.spec(chart)
         assert document["description"], name

@@ -131,7 +131,7 @@ def test_a_report_of_one_run_says_what_was_run_and_what_it_has_nothing_for(run: 
     assert found_in(page.partition("in words</summary>")[2], "<li>(.*?)</li>")[: len(words) + 1][:-1] == words
     absent = [
         f"{KINDS[name].title}: {KINDS[name].empty}"
-        for name in ("contributions", "listening", "time", "adapters", "drift")
+        for name in ("measures", "contributions", "listening", "time", "adapters", "drift")
     ]
     assert found_in(page.partition("Not in this report")[2], "<li>(.*?)</li>") == absent
     assert '<div class="wide">' in page

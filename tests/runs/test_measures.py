@@ -11,6 +11,8 @@ from tests.kit import assert_refused, made_once, small
 import steelyard
 from steelyard import Result
 from steelyard.base.tallies import Tally, figures_of
+from steelyard.report.figures import draw, spec
+from steelyard.report.view import RunView
 from steelyard.runs.history import History
 
 COUNT = 240
@@ -67,6 +69,23 @@ def test_a_site_of_one_class_gives_no_score_and_says_why(by_auc: Path) -> None:
 def test_the_measure_names_scores_and_decides(by_auc: Path) -> None:
     result = Result(by_auc)
     assert result.summary.measure == result.summary.tested().measure == "ROC AUC"
+
+
+def test_its_picture_has_every_measure_of_every_site_with_its_interval(by_auc: Path) -> None:
+    document = spec(draw(RunView([by_auc]), "measures"))
+    values, curves, confusion = document["vconcat"]
+    written = {(row["site"], row["measure"]): row["text"] for row in values["data"]["values"]}
+    sites = ["all sites", *(f"site{number}" for number in range(5))]
+    assert {site for site, _ in written} == {*sites}
+    tally = History(by_auc).tallies("DS", 5)
+    assert tally is not None
+    every = Tally(tally[1].cells.sum(axis=0))
+    assert written["all sites", "ROC AUC"].startswith(f"{float(figures_of(every)['roc_auc']):.4g} [")
+    right, rows = every.confusion[1, 1], every.confusion[1].sum()
+    assert written["all sites", "right of class 1"] == f"{right:.0f} of {rows:.0f}"
+    assert [panel.get("title") for panel in curves["hconcat"]] == ["ROC", "Calibration"]
+    assert sum(row["rows"] for row in confusion["data"]["values"]) == 2 * every.confusion.sum()
+    assert "move ROC AUC by" in document["usermeta"]["note"]
 
 
 @pytest.mark.parametrize("measure", ["r2", "auc"])

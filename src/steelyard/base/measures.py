@@ -102,7 +102,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
         "specificity": Measure("specificity", low=0.0, high=1.0, percent=True),
         "roc_auc": Measure("ROC AUC", low=0.0, high=1.0),
         "average_precision": Measure("average precision", low=0.0, high=1.0),
-        "f1": Measure("F1", low=0.0, high=1.0),
+        "f1_score": Measure("F1", low=0.0, high=1.0),
         "brier": Measure("Brier score", less_is_better=True, low=0.0, high=1.0),
         "calibration_error": Measure("calibration error", less_is_better=True, low=0.0, high=1.0),
         "macro_f1": Measure("macro F1", low=0.0, high=1.0),

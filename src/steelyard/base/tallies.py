@@ -201,7 +201,7 @@ _BY_COUNTS: Mapping[str, Callable[[Floats], Floats]] = {
     "balanced_accuracy": lambda counts: mean_known(_recall(counts)),
     "sensitivity": _of_second(_recall),
     "specificity": _of_second(_spared),
-    "f1": _of_second(_f1),
+    "f1_score": _of_second(_f1),
 }
 _BY_SCORES = {"roc_auc": _auc, "average_precision": _precision}
 

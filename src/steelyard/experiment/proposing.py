@@ -14,7 +14,7 @@ import numpy as np
 
 from steelyard.base.errors import UserError, first_names, without_controls
 from steelyard.base.settings import parse
-from steelyard.data.inspect import DataSummary
+from steelyard.data.inspect import DataSummary, shown
 from steelyard.experiment.loading import build, resolve_paths
 from steelyard.rounds.plan import default_fraction
 
@@ -26,6 +26,10 @@ FEWEST_ROWS = 10
 """With fewer there is nothing to share out among two clients, each of which trains and tests."""
 SMALL_SIDE = 16
 """Images with sides below this many pixels need no convolutions."""
+RARE = 0.4
+"""A class is rare that has less than this part of an equal share: of two classes under 20 % of the rows."""
+ENOUGH_RARE = 5
+"""With so many test rows of the rare class at a usual client, ranks of scores are told better than classes."""
 LINE = 120
 STEPS = 10
 """Steps that a client should take in a round, or its update says little."""
@@ -200,12 +204,26 @@ def _rounds(summary: DataSummary, clients: int) -> TomlTable:
             "fraction": (fraction, "share of the clients that train in a round"),
         }
     )
-    if summary.classes:
+    if summary.classes and (measure := _measure(summary, clients)):
+        section.fields["measure"] = measure
+    elif summary.classes:
         usual = max(summary.classes.values()) / sum(summary.classes.values())
         target = round(usual + 0.6 * (1 - usual), 2)
         section.fields["target"] = (target, f"accuracy to reach; always guessing the commonest class gives {usual:.0%}")
         section.fields["share"] = (0.5, "of the clients")
     return section
+
+
+def _measure(summary: DataSummary, clients: int) -> tuple[str, str] | None:
+    """Return the measure that leads where a class is rare, with why; None where accuracy says enough."""
+    rare, rows = min(summary.classes.items(), key=lambda item: item[1])
+    share = rows / sum(summary.classes.values())
+    if share >= RARE / len(summary.classes):
+        return None
+    why = f"{share:.1%} of the rows are '{shown(rare)}', and accuracy says little of so few"
+    # A client whose test rows are of one class has no ROC AUC.
+    usual = len(summary.classes) == 2 and 0.2 * rows / clients >= ENOUGH_RARE
+    return ("roc-auc" if usual else "balanced-accuracy"), why
 
 
 def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, str]:

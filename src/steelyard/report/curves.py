@@ -168,7 +168,8 @@ def _curve(history: History, federation: Mapping[Any, Any], frame: Any) -> Curve
     if not len(measured) and server:
         # No client tests anything: what the server finds is all there is.
         rounds = rows["round"].to_numpy(np.int64)
-        main = next(task.figure for task in TASKS.values() if task.figure in server)
+        led = next(iter(server)) if {"brier", "r2"} & {*server} else None
+        main = led or next(task.figure for task in TASKS.values() if task.figure in server)
         measured = np.array(server[main]) * (-1.0 if measure_of(main).less_is_better else 1.0)
         scores = np.zeros((len(rounds), 0))
     tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None

@@ -161,7 +161,7 @@ SMALL_COHORT = 10
 """Of more, a tenth takes part, but never fewer than so many."""
 
 
-Leads = Literal["accuracy", "balanced-accuracy", "roc-auc", "average-precision", "f1", "r2"]
+Leads = Literal["accuracy", "balanced-accuracy", "roc-auc", "average-precision", "f1-score", "r2"]
 
 
 class RoundSettings(Section):

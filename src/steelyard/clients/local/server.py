@@ -151,7 +151,7 @@ class SimulationServer(Server):
         if dataset.task is not None:
             figures = evaluation.FIGURES[dataset.task](predictions, labels)
             return ServerTest(next(iter(figures.values())), np.zeros((len(models), 0)), figures, mean)
-        errors = {**evaluation.errors(predictions, labels), **further}
+        errors = {**further, **evaluation.errors(predictions, labels)}
         return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
 
     def _measured(self, seed: int, models: torch.Tensor, held: Rows, measure: Leading) -> dict[str, Floats]:
@@ -160,7 +160,9 @@ class SimulationServer(Server):
         rows, count = _on_device(held, device), len(held)
         outputs = self.clients.context.evaluator.outputs(models.to(device), dataset, rows)
         sums = tallies_of(measure, dataset, rows, np.arange(count), np.array([count]), outputs)
-        return figures_of(Tally(sums[:, 0]))
+        found = figures_of(Tally(sums[:, 0]))
+        # The one that leads comes first: readers of a run know it by that.
+        return {measure.name: found[measure.name], **found}
 
     def _tried(self, seed: int, models: torch.Tensor, held: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the labels of rows, and what each model predicts and loses on each of them."""

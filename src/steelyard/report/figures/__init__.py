@@ -11,6 +11,7 @@ from pathlib import Path
 from steelyard.base import files
 from steelyard.base.errors import UserError, listed, nearest, told_as
 from steelyard.report.figures import all_rules as all_rules
+from steelyard.report.figures import measured as measured
 from steelyard.report.figures import one_rule as one_rule
 from steelyard.report.figures.look import (
     ENDINGS,
