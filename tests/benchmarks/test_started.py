@@ -39,6 +39,7 @@ SLOW: dict[str, str] = {
     "faults random": "random --count 10",
     "federation": "--nodes 2 --rounds 1 --served --out federation.md",
     "flower_fedavg": "--nodes 2 --rounds 1 --hidden 4",
+    "data_check": "--rows 2000 --columns 6",
     "idle_nodes": "--nodes 1,3 --seconds 2 --out idle.md",
     "listed_users": "--neighbours 3",
     "secure_aggregation": "--parameters 200 --clients 3",

@@ -288,11 +288,15 @@ def _held_out(table: Table, column: str, values: Sequence[str], kept: NDArray[np
 
 def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str], list[str]]:
     """Number the labels that there are in ascending order, numbers before words."""
-    texts = [plain(str(value)) for value in cells.tolist()]
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    codes, texts = pandas.factorize(cells)
+    texts = [plain(str(text)) for text in texts]
     if len(set(texts)) < 2:
         raise UserError(f"{where} holds '{texts[0][:40]}' in every row; expected two classes or more, or data.classes")
-    numbers, levels = numbered(texts)
-    return numbers, numbering(title, levels), levels
+    of_text, levels = numbered(texts)
+    return of_text[codes], numbering(title, levels), levels
 
 
 def owners_of(table: Table, name: str) -> NDArray[np.str_]:

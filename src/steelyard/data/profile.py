@@ -298,9 +298,9 @@ def row_marks(columns: Sequence[Any]) -> NDArray[np.uint64]:
 
 def repeats(marks: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return which rows are there before."""
-    seen = np.ones(len(marks), dtype=np.bool_)
-    seen[np.unique(marks, return_index=True)[1]] = False
-    return seen
+    import pandas
+
+    return pandas.Series(marks).duplicated().to_numpy()
 
 
 def by_chance(columns: Sequence[Any]) -> float:

@@ -113,7 +113,7 @@ def check_data(experiment: Description, dataset: object = None, *, whole: bool =
     try:
         if isinstance(data, Csv):
             table = data.table()
-            looked = _of_table(experiment, table, data)
+            looked = check_table(experiment, table, data)
             if whole and table.frame.size < _SMALL and not looked.errors:
                 data.read()
         elif whole:
@@ -228,7 +228,8 @@ class _Sites:
         return marks, by_chance(columns) if repeats(marks).any() else 0.0
 
 
-def _of_table(experiment: LearningDescription, table: Table, data: Csv) -> DataCheck:
+def check_table(experiment: LearningDescription, table: Table, data: Csv) -> DataCheck:
+    """Look at a table that was read; `check_data` reads it first."""
     sites = _Sites.of(table, data)
     profiles, empty = sites.profiles()
     marks, chance = sites.marks()
@@ -310,6 +311,8 @@ def _of_parts(
     chance: float,
 ) -> list[Finding]:
     """Share out the rows as a run does, without their inputs; return who cannot train, and rows in train and test."""
+    import pandas
+
     from steelyard.data.columns import table_dataset
     from steelyard.data.dataset import share_of_rows
     from steelyard.data.partition import share_out
@@ -331,10 +334,12 @@ def _of_parts(
     for name, rows in zip(sites.names, sites.rows, strict=True):
         if name and not (~left[rows]).any():
             findings.append(found("cannot-train", f"the site '{name}' has no row left", site=name, mend="data.missing"))
-    tested = np.unique(np.concatenate([population.server, population.report, *(c.test for c in population.clients)]))
-    trained = np.unique(np.concatenate([client.train for client in population.clients]))
-    tested = np.setdiff1d(tested, trained)
-    both = np.isin(marks[row_of[tested]], marks[row_of[trained]])
+    is_trained, is_tested = np.zeros((2, len(dataset)), dtype=np.bool_)
+    for client in population.clients:
+        is_trained[client.train], is_tested[client.test] = True, True
+    is_tested[np.concatenate([population.server, population.report])] = True
+    trained, tested = np.flatnonzero(is_trained), np.flatnonzero(is_tested & ~is_trained)
+    both = pandas.Series(marks[row_of[tested]]).isin(marks[row_of[trained]]).to_numpy()
     if _not_by_chance(both, chance):
         shown = np.zeros(len(marks), dtype=np.bool_)
         shown[row_of[tested[both]]] = True
