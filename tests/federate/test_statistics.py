@@ -97,8 +97,8 @@ def federated(grid: FakeGrid, folder: Path, **sections: Any) -> History:
 def surveyed(grid: FakeGrid, **sections: Any) -> tuple[FlowerClients, dict[str, Any]]:
     """Ask what is asked before round 1; returns the clients, and the fields that the sites agree on."""
     experiment = build(kit.changed(EXPERIMENT, **sections))
-    clients = clients_behind(grid, experiment, "5")  # type: ignore[arg-type]
-    return clients, agreed(clients, experiment)
+    clients = clients_behind(grid, experiment, "5", survey=True)  # type: ignore[arg-type]
+    return clients, dict(clients.terms)
 
 
 def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tables: Path, tmp_path: Path) -> None:
@@ -121,6 +121,12 @@ def test_a_site_that_tells_nothing_is_scaled_by_what_the_others_agreed(sites: Si
     train = pd.concat([pd.read_csv(tables / f"{site}.csv") for site in ("north", "west")]).query("part == 'train'")
     assert held["data.scales"]["age"] == pytest.approx([train["age"].mean(), train["age"].std(ddof=0)])
     assert clients.notes == ["statistics of south: not told, as the owner says; the run goes on without"]
+    prepared = clients.preparation(0)  # What a model that leaves the run takes along.
+    assert prepared is not None
+    assert (prepared.shape, prepared.target.label, prepared.target.names) == ([2], "y", ["0", "1"])
+    assert [(column.name, column.kind) for column in prepared.columns] == [("age", "number"), ("dose", "number")]
+    assert prepared.scale is not None
+    assert list(zip(prepared.scale.mean, prepared.scale.deviation, strict=True)) == list(held["data.scales"].values())
 
 
 def test_where_fewer_than_two_sites_tell_each_scales_alone_and_the_run_says_so(sites: Sites) -> None:
@@ -178,7 +184,7 @@ def test_what_no_site_can_have_is_named_and_left_out(lie: str) -> None:
     liar = changed_answer(write_sums(HONEST), arrays, **form)
     honest = [answering(name, write_sums(HONEST)) for name in ("a", "b")]
     clients = crowd({1: honest[0], 2: honest[1], 3: answering("c", liar)})
-    together = clients.survey().together
+    together = clients.survey.together
     assert together is not None
     assert together.rows == 2 * HONEST.rows
     (note,) = clients.notes
@@ -191,7 +197,7 @@ def test_a_site_that_claims_a_thousand_times_the_rows_counts_as_three_of_the_med
         HONEST, rows=60_000, present=HONEST.present * 1000, bins=HONEST.bins * 1000, mean=HONEST.mean + 7, words={}
     )
     clients = crowd({n: answering(str(n), write_sums(one)) for n, one in enumerate((HONEST, HONEST, large))})
-    together = clients.survey().together
+    together = clients.survey.together
     assert together is not None
     assert scales(together)["age"][0] == pytest.approx(HONEST.mean[0] + 7 * 3 / 5, abs=0.2)
 
@@ -279,7 +285,7 @@ def test_nothing_that_is_told_rests_on_fewer_rows_than_the_owner_allows(missing:
     cells = np.arange(60.0)
     cells[:missing] = np.nan
     told = SiteSums.of(["x"], cells[:, None], 10, {"y": {"rare": 4, "usual": 56}})
-    assert told.words == {"y": {"usual": 60}}
+    assert told.words == {"y": {"(rare 0)": 0, "usual": 60}}
     assert (told.bins[told.bins > 0] >= 10).all()
     expected = {0: 60, 3: 60, 20: 40, 55: 0}[missing]
     assert told.present.tolist() == [expected]

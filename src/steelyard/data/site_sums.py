@@ -51,7 +51,7 @@ class SiteSums:
     bins: Counts
     """Columns × cells in each bin."""
     words: Mapping[str, Mapping[str, int]]
-    """By column of words: rows with each that is common enough to be told. The classes stand under the label's name."""
+    """By column of words: rows with each, 0 for one that is too rare to be told. The classes are the label's words."""
 
     @classmethod
     def of(
@@ -125,9 +125,10 @@ class SiteSums:
             name: ColumnProfile(self.rows, self.rows - cells, cells, 0.0, 0.0, EDGES, bins, {})
             for name, cells, bins in zip(self.columns, self.present.tolist(), self.bins, strict=True)
         }
+        there = {name: +Counter(counts) for name, counts in self.words.items()}
         worded = {
-            name: ColumnProfile(self.rows, self.rows - sum(counts.values()), 0, 0.0, 0.0, none, nothing, counts)
-            for name, counts in self.words.items()
+            name: ColumnProfile(self.rows, self.rows - counts.total(), 0, 0.0, 0.0, none, nothing, counts)
+            for name, counts in there.items()
         }
         labels = worded.pop(label, ColumnProfile(self.rows, 0, 0, 0.0, 0.0, none, nothing, {}))
         return SiteProfile(site, self.rows, label, labels, {**columns, **worded})
@@ -153,10 +154,16 @@ def _bins(cells: Floats, present: int, least: int) -> Counts:
 
 
 def _levels(counts: Mapping[str, int], rows: int, least: int) -> dict[str, int]:
-    """Leave out words with too few rows; where all that is left out is too few, it counts as the commonest word."""
-    told = {word: count for word, count in counts.items() if count >= least}
+    """Return words without the names of those with too few rows; all of these, where few too, count as the commonest.
+
+    Words keep their places, which are those of the 0/1 columns.
+    """
+    told = {
+        word if count >= least else f"(rare {place})": count if count >= least else 0
+        for place, (word, count) in enumerate(counts.items())
+    }
     rest = rows - sum(told.values())
-    if told and rest < least:
+    if any(told.values()) and rest < least:
         told[max(told, key=lambda word: told[word])] += rest
     return told
 
@@ -224,7 +231,7 @@ class SiteColumns:
         classes = dict[str, int]()
         if dataset.classes:
             counts = np.bincount(labels.astype(np.int64), minlength=len(target.names)).tolist()
-            classes = {name: count for name, count in zip(target.names, counts, strict=True) if count}
+            classes = dict(zip(target.names, counts, strict=True))
         leading = labels if dataset.classes or dataset.task is None else None
         columns = {
             name: profile_column(cells, cells, edges_of(cells), leading)

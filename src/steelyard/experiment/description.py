@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.data.preparation import Preparation
     from steelyard.data.site_sums import SiteSums
 
 
@@ -210,6 +211,10 @@ class Kind(Section):
     def agreed(self, together: SiteSums) -> dict[str, Any]:
         """Return the fields that follow from what the sites have together, by dotted name."""
         return {}
+
+    def prepared(self, usual: SiteSums, shape: Sequence[int]) -> Preparation | None:
+        """Return what rows of nodes go through, by what one of them told; None where nobody can say."""
+        return None
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return what this experiment itself says of the data that nodes hold; what it leaves open, most nodes say."""

@@ -19,6 +19,7 @@ from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
+from steelyard.data.preparation import Column, Preparation, Scale, Target
 from steelyard.data.site_sums import SiteSums, scales
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.source import Memory
@@ -329,6 +330,45 @@ class LearningDescription(Description):
     def agreed(self, together: SiteSums) -> dict[str, Any]:
         """Return the scale of each column."""
         return {"data.scales": scales(together)} if self.agrees else {}
+
+    def prepared(self, usual: SiteSums, shape: Sequence[int]) -> Preparation | None:
+        """Return what rows of a table go through: columns by name, categories and classes as told, agreed scales."""
+        data = self.data
+        if not isinstance(data, Csv):
+            return None
+        numbers = {name: Column(name=name, kind="number") for name in usual.columns}
+        worded = {
+            name: Column(name=name, kind="category", levels=[str(word) for word in data.levels.get(name, words)])
+            for name, words in usual.words.items()
+            if name != data.labels
+        }
+        names = list(usual.words.get(data.labels, ()))
+        columns = [
+            column.model_copy(
+                update={"missing": list(data.na_values.get(name, ())), "indicator": name in data.indicators}
+            )
+            for name, column in sorted((numbers | worded).items())
+        ]
+        scale = None
+        if numbers and set(numbers) <= set(data.scales):
+            mean, deviation = (list(part) for part in zip(*(data.scales[name] for name in usual.columns), strict=True))
+            fill = [0.0] * len(mean) if data.missing == "zero" else mean
+            scale = Scale(fill=fill, mean=mean, deviation=deviation)
+        return Preparation(
+            form="table",
+            shape=list(shape),
+            target=Target(
+                task=data.task,
+                label=data.labels,
+                names=names if data.classes is None else [str(number) for number in range(data.classes)],
+                event=data.event,
+                positive_above=data.positive_above,
+            ),
+            columns=columns,
+            missing=data.missing,
+            normalise=data.normalise,
+            scale=scale,
+        )
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""

@@ -115,11 +115,15 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey
     terms = held_to(experiment, clients.roster.terms, len(clients.roster.registered))
     if terms:
         _log.info(f"terms of the nodes: {', '.join(f'{name} = {value:g}' for name, value in terms.items())}")
+    held = experiment
     if changes := terms | (agreed(clients, experiment) if survey else {}):
         held = experiment.changed(changes, where="terms of the nodes")
         clients.hold_to(changes, experiment_text(held))
         if isinstance(clients, HiddenClients) and held.privacy is not None and held.privacy.aggregation is not None:
             clients.aggregation = held.privacy.aggregation
+    shape = clients.roster.about.get("features")
+    if survey and (usual := clients.survey.usual) is not None and isinstance(shape, list):
+        clients.prepared = held.prepared(usual, shape)
     return clients
 
 
@@ -132,7 +136,7 @@ def agreed(clients: FlowerClients, experiment: Description) -> dict[str, Any]:
     comparing = experiment.has_columns and bool(roster.telling("findings"))
     if not (experiment.agrees or comparing):
         return {}
-    survey = clients.survey()
+    survey = clients.survey
     together = None if experiment.refuses_statistics else survey.together
     if together is None:
         why = experiment.refuses_statistics or "fewer than two nodes tell of their columns (statistics)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from steelyard.clients.flower.tasks import (
 )
 from steelyard.clients.flower.wire import EVALUATE, HEADS, TRAIN, HeadsForm, Refused, Vouchers, content
 from steelyard.clients.protocol import Clients
+from steelyard.data.preparation import Preparation
 from steelyard.messages.algorithm import OWN
 from steelyard.messages.payloads import DENSE, Codec, DenseModels, Payload
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
@@ -239,6 +241,8 @@ class FlowerClients(Clients):
         self._noted: set[str] = set()
         """Clients whose claim of a large test set is in the notes."""
         self._heads = HeadSender()
+        self.prepared: Preparation | None = None
+        """What rows of the nodes go through; whoever asks them says it."""
         self._keeping: set[tuple[str, str]] = set()
         """By federation: clients that keep something for the algorithm since an earlier round."""
 
@@ -251,10 +255,15 @@ class FlowerClients(Clients):
         self.terms, self._experiment = terms, experiment
         self.roster.ask_for(experiment)
 
+    @cached_property
     def survey(self) -> Survey:
         """Ask nodes, where their owners allow it, what their columns hold; use it before the first round."""
         words = (self._run, self._experiment, self.settings.timeout)
         return Survey(self.roster, self.exchange, *words, self.settings.test_bound)
+
+    def preparation(self, seed: int) -> Preparation | None:
+        """Return what rows go through, as far as nodes tell of their columns."""
+        return self.prepared
 
     def names(self, seed: int) -> Sequence[str]:
         """Return every client that ever registered in this run, ascending, also those whose node is away."""

@@ -6,6 +6,7 @@ what no site can have, is named, and the run goes on without its part.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,17 @@ class Survey:
         most = most_counted([part.sums.rows for part in parts], self.bound)
         self._parts.update({part.clients: part.sums.at_most(most) for part in parts})
         return pooled(list(self._parts.values())) if len(parts) > 1 else None
+
+    @property
+    def usual(self) -> SiteSums | None:
+        """One that has the words that most have, in their order; None where nobody told anything."""
+        kinds = {
+            clients: json.dumps({name: list(part.words[name]) for name in sorted(part.words)})
+            for clients, part in self._parts.items()
+        }
+        counted = Counter(kinds.values())
+        most = max(sorted(kinds), key=lambda clients: counted[kinds[clients]], default=())
+        return self._parts.get(most)
 
     def findings(self) -> list[Finding]:
         """Send each node that told something what the others have, and return what it finds wrong with itself."""
