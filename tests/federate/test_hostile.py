@@ -131,8 +131,11 @@ def test_sites_hear_before_round_1_that_they_measure_in_other_units(clinic: Fede
         clinic.node(name)
     (root / "tables.toml").write_text(HOSPITALS.replace('source = "npz"\npath = "own.npz"', READ))
     done = clinic.steelyard("submit", "server", "tables.toml", "--set", "rounds.count=1", "--out", "runs/tables")
-    notes = History(root / "runs" / "tables").info["federation_notes"] if not done.returncode else done.stderr
-    assert "column 'dose' at 'hospital-b': other-units, about 1000 times as large as at the others" in notes
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = History(root / "runs" / "tables").facts.finding_lines
+    line = "warning: column 'dose' at 'hospital-b' is about 1000 times as large as at the others, as its node says"
+    assert f"{line} (other-units)" in found
+    assert line in done.stdout + done.stderr
     assert set(read_experiment(root / "runs" / "tables").model_dump()["data"]["scales"]) == {"age", "dose"}
     log = (root / "hospital-b.log").read_text()
     assert "mean, deviation and cells in bins of 2 columns of numbers, and how often words are in y" in log

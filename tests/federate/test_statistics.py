@@ -36,6 +36,7 @@ from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.book import ASKED
 from steelyard.federate.client_app import NodeFault
 from steelyard.federate.server_app import agreed, clients_behind, federate
+from steelyard.result import Result
 from steelyard.runs.history import History
 
 SITES = ("north", "south", "west")
@@ -111,6 +112,9 @@ def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tab
     scales = read_experiment(tmp_path / "federated").model_dump()["data"]["scales"]
     for name in ("age", "dose"):
         assert scales[name] == pytest.approx([train[name].mean(), train[name].std(ddof=0)])
+    new = train[["dose", "age"]]  # A model that leaves the run scales new rows as the sites agreed to.
+    models = [Result(tmp_path / name).model().predict(new) for name in ("simulated", "federated")]
+    np.testing.assert_allclose(models[0].select_dtypes("number"), models[1].select_dtypes("number"), atol=1e-3)
     asked = (tmp_path / "north" / ASKED).read_text().splitlines()
     assert '"what":"statistics","run":"5"' in asked[0]
     assert sum('"statistics"' in line for line in asked) == 1
@@ -208,7 +212,7 @@ SAID = SaidFinding(name="other-units", column="dose", factor=10.0)
 @pytest.mark.parametrize(
     ("said", "noted"),
     [
-        ([SAID], "warning: column 'dose' at 'c': other-units, about 10 times as large as at the others"),
+        ([SAID], "column 'dose' at 'c' is about 10 times as large as at the others, as its node says"),
         ([SAID.model_copy(update={"name": "<b>your site is wrong</b>"})], "statistics of c: findings: got '<b>"),
         ([SAID.model_copy(update={"column": "ssn"})], "statistics of c: findings: got 'other-units' of 'ssn'"),
         ([SAID.model_copy(update={"factor": 1e300})], "statistics of c: findings: a factor of 1e+300"),
@@ -220,7 +224,8 @@ def test_what_nodes_say_of_themselves_is_said_in_our_words(said: list[SaidFindin
     grid = {1: answers["a"], 2: answers["b"], 3: answering("c", write_sums(HONEST), said)}
     clients = crowd(grid)
     assert agreed(clients, build(kit.changed(EXPERIMENT, data={"normalise": "client"}))) == {}
-    assert [note[: len(noted)] for note in clients.notes] == [noted]
+    lines = [*clients.notes, *(finding.sentence for finding in clients.findings)]
+    assert [line[: len(noted)] for line in lines] == [noted]
 
 
 def test_each_site_compares_itself_and_tells_what_its_owner_allows(
@@ -232,11 +237,8 @@ def test_each_site_compares_itself_and_tells_what_its_owner_allows(
     grid = sites("findings", "findings", "sums", damage=damage)
     clients, held = surveyed(grid, data={"normalise": "client"})
     assert held == {}
-    told = sorted(note.split(" (")[0] for note in clients.notes)
-    assert told == [
-        "warning: column 'age' at 'south': not-recorded",
-        "warning: column 'dose' at 'north': other-units, about 1000 times as large as at the others",
-    ]
+    told = [(found.name, found.site, found.column, found.figures) for found in clients.findings]
+    assert told == [("other-units", "north", "dose", {"factor": 1000.0}), ("not-recorded", "south", "age", {})]
     own = [record.getMessage() for record in caplog.records if record.name.endswith("client_app")]
     assert any("-999 in 22 rows" in line for line in own)
     assert any("'dose' at 'west' alone gives the label" in line for line in own)

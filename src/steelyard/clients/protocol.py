@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     import torch
 
+    from steelyard.data.findings import Finding
     from steelyard.data.preparation import Preparation
     from steelyard.privacy.clipping import DeviceNoise
 
@@ -30,6 +31,8 @@ class Clients(Protocol):
     """Whether all clients are known before the first round; across machines some may come later."""
     terms: Mapping[str, Any] = {}
     """Fields of the experiment, by dotted name, as owners of nodes limit them."""
+    findings: Sequence[Finding] = ()
+    """What they found wrong with their data before the first round, where nobody else can look."""
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse what cannot work with the data (model, loss, engine, algorithms), before there is a folder."""

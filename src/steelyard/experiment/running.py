@@ -107,6 +107,8 @@ def run(
         )
         if looked is not None and looked.findings:
             facts = facts.also(RunFacts(findings=looked.findings, drift=looked.drift))
+        if clients.findings:
+            facts = facts.also(RunFacts(findings=list(clients.findings)))
         private = experiment.privacy is not None
         facts = facts.also(begun_with(folder, text, clients, parts.seeds, private=private))
         set_up(folder, {RUN_FILE: text}, facts, federations, made)

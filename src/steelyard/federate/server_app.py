@@ -144,8 +144,9 @@ def agreed(clients: FlowerClients, experiment: Description) -> dict[str, Any]:
         roster.note(f"statistics: {why}{alone}")
         return {}
     if comparing:
-        for finding in in_order(survey.findings()):
-            roster.note(f"{finding.level}: {finding.sentence}")
+        clients.findings = in_order(survey.findings())
+        for finding in clients.findings:
+            _log.warning(f"{finding.level}: {finding.sentence} ({finding.name})")
     fields = experiment.agreed(together)
     for name, found in fields.items():
         _log.info(f"{name}: {len(found)} columns, agreed by the nodes")

@@ -201,10 +201,10 @@ def read_findings(content: RecordDict, clients: Sequence[str], told: SiteSums) -
 
 def _in_words(said: SaidFinding, site: str) -> Finding:
     where = f"column '{said.column}' at '{site}'" if said.column else f"'{site}'"
-    times = "" if said.factor is None else f", about {said.factor:g} times as large as at the others"
+    times = "" if said.factor is None else f" is about {said.factor:g} times as large as at the others,"
     figures = {} if said.factor is None else {"factor": said.factor}
-    sentence = f"{where}: {said.name}{times} (its node says so)"
-    return found(said.name, sentence, None, said.column, figures=figures).model_copy(update={"site": site})
+    finding = found(said.name, f"{where}{times} as its node says", None, said.column, figures=figures)
+    return finding.model_copy(update={"site": site})
 
 
 def _alike(roster: Roster, parts: Sequence[Told]) -> list[Told]:
