@@ -7,20 +7,24 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pandas
 import pytest
 import torch
 from tests.kit import assert_refused, inside, made_once, small
+from tests.page.page_server import serving
 
 from steelyard import Experiment, History, Model, Result
 from steelyard.data import load, share_out
 from steelyard.data.tables import read_tables
 from steelyard.learning.settings import ModelSettings
 from steelyard.models.folder import CARD, DOCUMENT, WEIGHTS
+from steelyard.page.overview import Figures
 
 SMALL_RUN = {"rounds": {"count": 2, "share": 0.5}, "compute": {"engine": "loop", "device": "cpu"}}
 HELD = {"server": "held-out", "server_report": "same", "test": "local", "scheme": "iid", "clients": 3}
@@ -112,6 +116,20 @@ def test_a_model_of_a_changed_run_is_none_and_its_folder_is_held_to_the_run(left
     assert (inside("model", run, "--out", model, folder=tmp_path).returncode) == 1
 
 
+def test_the_page_gives_the_model_of_a_run_and_runs_no_code_for_it(left: Path, tmp_path: Path):
+    with serving(left) as page:
+        answer = page.get("/api/model?run=kept-run")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/zip")
+        ZipFile(BytesIO(answer.content)).extractall(tmp_path)
+        assert page.get("/api/model?run=nothing").status_code == 400
+    assert weights_of(tmp_path / "model") == weights_of(left / "model")
+    assert Model.load(tmp_path / "model").document == Model.load(left / "model").document
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / WEIGHTS).read_bytes()
+
+
 # images, survival, a network of somebody's own
 
 
@@ -170,6 +188,7 @@ def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callab
     stored = rounds["server_accuracy"] if figure == "accuracy" else json.loads(rounds["server_metrics"])[figure]
     if made is own:
         assert_refused(Result(tmp_path / "run").model, "Net", "trust=True")
+        assert_refused(lambda: Figures(tmp_path).model("run"), "Net", "--trust")
     Result(tmp_path / "run").model(trust=True).save(tmp_path / "model")
     shutil.rmtree(tmp_path / "run")
     for gone in ("digits/train", "patients.csv", "net.py"):

@@ -108,7 +108,7 @@ def hostile() -> Iterator[tuple[str, str, str, dict[str, str], object, set[int]]
         headers = {**TOKEN, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
         yield f"read across sites {path}", "GET", path, headers, None, {403}
     for name in OUTSIDE:
-        for path in ("/api/view?run=", "/api/figure?kind=accuracy&run=", "/api/experiment?run="):
+        for path in ("/api/view?run=", "/api/figure?kind=accuracy&run=", "/api/experiment?run=", "/api/model?run="):
             yield f"outside {path}{name}", "GET", path + name, TOKEN, None, {400}
         plain = name.replace("%2f", "/").replace("%2e", ".")
         for path, body in CHANGES.items():

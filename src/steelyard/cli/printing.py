@@ -173,15 +173,17 @@ def finish(work: Callable[[], Result], format: Format, report: bool = False) -> 
         document = result.table
     if report:
         write_own_report(result, document)
-    show_result(document, format, report_line(str(result.folder), report))
+    has_model = bool(result.history.facts.preparations)
+    show_result(document, format, report_line(str(result.folder), report), has_model=has_model)
 
 
-def show_result(document: Comparison, format: Format = "text", *lines: str) -> None:
-    """Print the result of a run; `lines` come last."""
-    after = [*more_seeds(document.recommendation), f"run stored in {document.run}"]
-    if document.recommendation is not None:
-        look = "recommend report" if ranks_lists(document.measure) else "table"
-        after.append(f"next: steelyard {look} {shlex.quote(document.run)}")
+def show_result(document: Comparison, format: Format = "text", *lines: str, has_model: bool = False) -> None:
+    """Print the result of a run, and what to do next; `lines` come last."""
+    after, run = [*more_seeds(document.recommendation), f"run stored in {document.run}"], shlex.quote(document.run)
+    if has_model:
+        after.append(f"next: steelyard model {run} --out {shlex.quote(f'{document.run}-model')}")
+    elif document.recommendation is not None:
+        after.append(f"next: steelyard {'recommend report' if ranks_lists(document.measure) else 'table'} {run}")
     emit(document, format, result_parts(document), [*after, *lines], lambda: comparison_csv(document))
 
 

@@ -222,6 +222,11 @@ def _shown(app: FastAPI, figures: Figures) -> None:
     def experiment(run: Annotated[str, Query(max_length=1000)]) -> PlainTextResponse:
         return PlainTextResponse(figures.experiment(run))
 
+    @app.get("/api/model")
+    def model(run: Annotated[str, Query(max_length=1000)]) -> Response:
+        headers = {"content-disposition": 'attachment; filename="model.zip"'}
+        return Response(figures.model(run), media_type="application/zip", headers=headers)
+
 
 def _started(app: FastAPI, jobs: Jobs) -> None:
     """Starting, stopping and resuming runs; a page that only shows runs refuses it."""

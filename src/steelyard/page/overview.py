@@ -6,16 +6,19 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, TypeVar
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
 
 from steelyard.base.errors import UserError
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.loading import read_experiment, refuse
 from steelyard.federate.queue import RunDocument as ServedRun
 from steelyard.federate.queue import ServerFolder, ServerRun, find_run
 from steelyard.federate.queue import runs_of as served_runs
@@ -333,6 +336,22 @@ class Figures:
         first = view.federation().seed
         parts = [part for part in view.federations if part.seed == first][:RULES]
         return {part.label: found for part in parts if (found := raw_criteria(view, part)) is not None}
+
+    def model(self, run: str) -> bytes:
+        """Return the folder of a run's model as a zip; one whose network is somebody's own code is refused."""
+        # For speed of start: few who look at runs take a model, which needs torch.
+        from steelyard.models.taking import take
+
+        folder = run_folder(self.root, run)
+        read_text(folder)
+        ask = partial(refuse, allowed="`steelyard model --trust`, once you have looked at it")
+        with TemporaryDirectory() as place:
+            made = take(folder, ask=ask).save(Path(place) / "model")
+            content = BytesIO()
+            with ZipFile(content, "w") as packed:
+                for name in sorted(made.iterdir()):
+                    packed.write(name, f"model/{name.name}")
+        return content.getvalue()
 
     def experiment(self, run: str) -> str:
         """Return a run's experiment as text; it is shown, never read as an experiment."""

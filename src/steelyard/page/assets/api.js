@@ -22,6 +22,16 @@ function address(path, query) {
 
 export const get = async (path, query, signal) => answer(await fetch(address(path, query), { signal }));
 
+export async function download(path, query, name) {
+  const response = await fetch(address(path, query));
+  if (!response.ok) await answer(response);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
 export const post = async (path, body) =>
   answer(
     await fetch(path, {

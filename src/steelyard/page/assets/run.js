@@ -1,6 +1,6 @@
 // One run, or several side by side: what happened in a table, then the figures, growing while the run goes on.
 
-import { get, post } from "./api.js";
+import { download, get, post } from "./api.js";
 import { beam } from "./beam.js";
 import { h, meta, score } from "./dom.js";
 import { Figure } from "./figure.js";
@@ -203,9 +203,22 @@ export class RunView {
       };
       return h("details", { ontoggle: fill }, h("summary", {}, `Experiment of ${run.label}`), text);
     });
+    const models = this.found.runs.filter((run) => run.state === "finished").map((run) => {
+      const told = h("span", { class: "soft", role: "status" });
+      const take = async () => {
+        told.textContent = " Taking it out of the run…";
+        try {
+          await download("/api/model", { run: run.name }, `${run.name.split("/").pop()}-model.zip`);
+          told.textContent = "";
+        } catch (problem) {
+          told.textContent = ` ${problem.message}`;
+        }
+      };
+      return h("p", {}, h("button", { type: "button", onclick: take }, `Download the model of ${run.label}`), told);
+    });
     const versions = Object.entries(this.found.versions).map(([name, value]) => `${name} ${value}`);
     const notes = this.found.notes.map((note) => h("p", { class: "soft" }, note));
-    this.details.replaceChildren(...blocks, ...notes, h("p", { class: "soft" }, versions.join(" · ")));
+    this.details.replaceChildren(...models, ...blocks, ...notes, h("p", { class: "soft" }, versions.join(" · ")));
   }
 
   async redraw() {
