@@ -16,6 +16,8 @@ from typing import Any
 from fields import cell, fields_page, table
 from typer.core import TyperCommand
 
+from steelyard.base.documents import Document
+
 
 def pages() -> dict[str, str]:
     """Return all generated pages by path; tests read them without building the site."""
@@ -26,6 +28,7 @@ def pages() -> dict[str, str]:
         "reference/models.md": models_page(),
         "reference/recipes.md": recipes_page(),
         "reference/database.md": database_page(),
+        "reference/check.md": check_page(),
         **policy_pages(),
     }
 
@@ -260,7 +263,6 @@ def result_page() -> str:
     """Describe the JSON of `run`, `compare` and `table`; a test holds docs/reference/result.md to it."""
     from steelyard.report.result import Comparison
 
-    schema = Comparison.schema_of_output()
     lines = [
         "# The result of a run as JSON",
         "",
@@ -269,7 +271,34 @@ def result_page() -> str:
         "",
         "Made from the code: `python -m tests.docs.test_result` writes this page again.",
     ]
-    for name, part in {"Comparison": schema, **schema["$defs"]}.items():
+    return _document_page(Comparison, lines)
+
+
+def check_page() -> str:
+    """Describe what `check` finds, and its JSON."""
+    from steelyard.data.findings import NAMES
+    from steelyard.experiment.data_check import DataCheck
+
+    lines = [
+        "# What check finds",
+        "",
+        "`steelyard check FILE` prints findings in order of harm. `new` and `run` look for the same. An error stops",
+        "`run` and `compare` unless `--accept NAME` names it; a warning never does. The exit code is 1 where an error",
+        "is left, else 0; 2 where there is no such experiment.",
+        "",
+        "| name | level | what |",
+        "|---|---|---|",
+        *(f"| `{name}` | {level} | {meaning} |" for name, (level, meaning) in NAMES.items()),
+        "",
+        "With `--format json` it prints this document; `steelyard.check` in Python returns it as an object.",
+    ]
+    return _document_page(DataCheck, lines)
+
+
+def _document_page(document: type[Document], lines: list[str]) -> str:
+    """Return a page with every key of a document and its schema, below what it begins with."""
+    schema = document.schema_of_output()
+    for name, part in {document.__name__: schema, **schema["$defs"]}.items():
         said = " ".join(part.get("description", "").split())
         if "properties" not in part:
             values = ", ".join(f"`{value}`" for value in part["enum"])

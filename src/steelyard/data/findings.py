@@ -14,33 +14,33 @@ from steelyard.data.profile import OTHERS, ColumnProfile, Floats, SiteProfile, t
 
 Level = Literal["error", "warning", "note"]
 
-NAMES: Mapping[str, Level] = {
+NAMES: Mapping[str, tuple[Level, str]] = {
     # In order of harm.
-    "unreadable": "error",
-    "no-common-column": "error",
-    "labels-spelled-alike": "error",
-    "labels-of-two-kinds": "error",
-    "types-clash": "error",
-    "words-among-numbers": "error",
-    "labels-empty": "error",
-    "times-of-zero": "error",
-    "rows-in-train-and-test": "error",
-    "cannot-train": "error",
-    "gives-the-label-away": "warning",
-    "survival-columns": "warning",
-    "other-units": "warning",
-    "not-recorded": "warning",
-    "left-out": "warning",
-    "class-at-one-site": "warning",
-    "rare-class": "warning",
-    "rows-repeated": "warning",
-    "few-rows": "warning",
-    "owner-counts-rows": "warning",
-    "values-spelled-alike": "warning",
-    "constant": "warning",
-    "drift": "warning",
+    "unreadable": ("error", "the reader refuses the data; the sentence is its own"),
+    "no-common-column": ("error", "a site has no input column that others have"),
+    "labels-spelled-alike": ("error", "labels are equal but for case and spaces: they count as several classes"),
+    "labels-of-two-kinds": ("error", "labels are numbers at one site and words at others"),
+    "types-clash": ("error", "a column holds numbers at one site and words at others"),
+    "words-among-numbers": ("error", "a column of numbers holds words, or limits such as <5"),
+    "labels-empty": ("error", "rows have no label"),
+    "times-of-zero": ("error", "a time to an event is 0 or less"),
+    "rows-in-train-and-test": ("error", "test rows are trained on too; below 1 % of them a warning"),
+    "cannot-train": ("error", "a site has too few rows, none left, or no event for Cox; or all steps have one row"),
+    "gives-the-label-away": ("warning", "a column alone predicts the label"),
+    "survival-columns": ("warning", "a time and an event are inputs, or learnt as a number or a class"),
+    "other-units": ("warning", "a site's numbers are a factor larger or smaller, in median and in spread"),
+    "not-recorded": ("warning", "a number lies far from all others, or is a usual code for a missing value"),
+    "left-out": ("warning", "owners with too few rows are left out, as the experiment asks"),
+    "class-at-one-site": ("warning", "one site alone has a class"),
+    "rare-class": ("warning", "a class has less than 5 % of the rows, so that accuracy says little"),
+    "rows-repeated": ("warning", "rows are there before at their site, more than chance explains"),
+    "few-rows": ("warning", "a site has less than 10 rows"),
+    "owner-counts-rows": ("warning", "the column of owners names another one in almost each row"),
+    "values-spelled-alike": ("warning", "values of a category are equal but for case and spaces"),
+    "constant": ("warning", "a column never changes"),
+    "drift": ("warning", "a column is spread otherwise at a site than at the others (population stability index)"),
 }
-"""Every finding by its name, the most harmful first; what is certain is an error and stops a run."""
+"""Every finding by its name, with its level and what it means; the most harmful first. An error is certain."""
 
 FEW_ROWS = 10
 RARE = 0.05
@@ -98,7 +98,7 @@ class Finding(Document):
 
 def found(name: str, sentence: str, profile: SiteProfile | None = None, column: str = "", **more: object) -> Finding:
     """Return a finding by its name; use it for every one, so that its level is that of `NAMES`."""
-    given: dict[str, object] = {"level": NAMES[name], "name": name, "sentence": without_controls(sentence)}
+    given: dict[str, object] = {"level": NAMES[name][0], "name": name, "sentence": without_controls(sentence)}
     return Finding.model_validate(given | {"site": "" if profile is None else profile.site, "column": column} | more)
 
 
@@ -123,6 +123,14 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 def compared(profiles: Sequence[SiteProfile], *, task: str) -> list[Finding]:
     """Return what is wrong at each site and between them; use it where all profiles are at hand."""
     findings = [finding for profile in profiles for finding in alone(profile)]
+    constant = [finding.column for finding in findings if finding.name == "constant"]
+    # What never changes at one site alone is that site's; others show whether it matters.
+    findings = [
+        finding
+        for finding in findings
+        if finding.name != "constant"
+        or constant.count(finding.column) == sum(finding.column in profile.columns for profile in profiles)
+    ]
     pool = together(profiles)
     findings += of_all(pool, task)
     if len(profiles) > 1:
@@ -249,7 +257,8 @@ def _labels_beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
         at_others = [text for text in theirs.words if is_number(text) != usual]
         sentence = f"labels at '{profile.site}' are {first_names(odd)}, at the others {first_names(at_others)}"
         return [found("labels-of-two-kinds", sentence, profile, row=row, mend=mend)]
-    only = [text for text in own.words if text not in theirs.words and text != OTHERS]
+    known = {_loosely(text) for text in theirs.words}
+    only = [text for text in own.words if _loosely(text) not in known and text != OTHERS]
     if only and theirs.words:
         rows = sum(own.words[text] for text in only)
         texts = first_names([f"'{text}'" for text in only])
@@ -267,10 +276,16 @@ def spelled_alike(own: Mapping[str, int], others: Mapping[str, int]) -> dict[str
     """Return which texts of a site are, but for case and spaces, a commoner one of its own or of the others."""
     every: dict[str, dict[str, int]] = {}
     for text in {**own, **others}:
-        key = "".join(text.casefold().split())
-        every.setdefault(key, {})[text] = own.get(text, 0) + (others.get(text, 0) if others is not own else 0)
-    usual = {key: max(sorted(texts), key=lambda text: texts[text]) for key, texts in every.items()}
-    return {text: usual[key] for text in own if (key := "".join(text.casefold().split())) and usual[key] != text}
+        every.setdefault(_loosely(text), {})[text] = own.get(text, 0) + (
+            others.get(text, 0) if others is not own else 0
+        )
+    usual = {key: max(texts, key=lambda text: (texts[text], text)) for key, texts in every.items()}
+    return {text: usual[key] for text in own if (key := _loosely(text)) and usual[key] != text}
+
+
+def _loosely(text: str) -> str:
+    """Return a text without case and spaces."""
+    return "".join(text.casefold().split())
 
 
 def _shown(pairs: Mapping[str, str]) -> str:

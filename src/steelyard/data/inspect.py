@@ -183,7 +183,7 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
     if unlabelled:
         fields["unlabelled"] = ("drop", f"{unlabelled:,} rows have no {'time above 0' if event else 'label'}")
     settings = _settings(path, fields, "standard")
-    dataset = table_dataset(mended(table, settings), settings)
+    dataset = table_dataset(mended(table, settings.columns, owner), settings)
     account = [*table.notes, f"{path.name}: {len(frame):,} rows, {len(table.names) - len(table.added)} columns"]
     account += [label_line, *_input_lines(columns)]
     summary = _of_table(dataset, fields)
