@@ -98,6 +98,19 @@ def test_predictions_are_rows_of_a_table(left: Path, tmp_path: Path):
     assert any("'age': 92 of 92" in note for note in told)
 
 
+def test_tests_have_every_measure_of_their_rows(left: Path):
+    model = Model.load(left / "model")
+    rows = pandas.read_csv(left / "held.csv")
+    found = {figure.measure: figure for figure in model.test(rows).groups[0].figures}
+    chances, ill = model.predict(rows)["p_target > 0"].to_numpy(), (rows["target"] > 0).to_numpy()
+    pairs = chances[ill][:, None] - chances[~ill][None]
+    assert found["ROC AUC"].value == pytest.approx((pairs > 0).mean() + (pairs == 0).mean() / 2, abs=0.01)
+    assert found["Brier score"].value == pytest.approx(((chances - ill) ** 2).mean(), abs=1e-6)
+    for measure in ("accuracy", "ROC AUC", "Brier score", "sensitivity"):
+        assert found[measure].low < found[measure].value < found[measure].high, measure
+    assert "macro F1" in found
+
+
 def test_a_model_of_a_changed_run_is_none_and_its_folder_is_held_to_the_run(left: Path, tmp_path: Path):
     run, model = shutil.copytree(left / "kept-run", tmp_path / "run"), left / "model"
     by_rule = inside("model", run, "--rule", "fedavg", "--out", "other", "--format", "json", folder=tmp_path)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.base.errors import new_file, printable, told_as
+from steelyard.base.files import write
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
 from steelyard.cli.options import FormatOption, TrustOption, asking
@@ -77,13 +78,15 @@ def predict(
 ) -> None:
     """Let a model say what new rows are: classes with probabilities, labels, values, or risks."""
     from steelyard.models.folder import load
+    from steelyard.models.predicting import Predicted, csv_lines
 
     new_file(out)
     with doing("predicting"):
         frame = load(model, asking(trust)).predict(files, site=site)
         with told_as(f"--out: {out} cannot be written", "a new file"):
-            frame.to_csv(out, index=False, float_format="%.6g")
-    document = {"rows": len(frame), "columns": list(frame.columns), "out": str(out), "notes": frame.attrs["notes"]}
+            write(out, csv_lines(frame))
+    notes = frame.attrs["notes"]
+    document = Predicted(rows=len(frame), columns=[str(name) for name in frame.columns], out=str(out), notes=notes)
     emit(document, format, [Copied(printable(f"{len(frame):,} rows: {out}"))])
 
 

@@ -71,6 +71,10 @@ class Origin(Document):
     """Of the model's numbers, as the run's chain has it for this round."""
     closing: str
     """The final hash of the run when the model was taken."""
+    measure: str | None = None
+    """The measure that leads, by its name in a run's record; None: that of the task."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Above this probability the second of two classes is predicted."""
     tests: list[Test] = []
     version: str
     """Of Steelyard."""

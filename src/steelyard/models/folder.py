@@ -71,7 +71,7 @@ class Model:
 
             >>> model.predict(pandas.read_csv("patients.csv"))
         """
-        return Predictor(self.preparation, self.network).predict(rows, site)
+        return self._predictor.predict(rows, site)
 
     def test(self, rows: Given, label: str | None = None, *, by: str | None = None, site: str | None = None) -> Tested:
         """Return the run's measures on new rows with their intervals, of all and by the column `by`.
@@ -83,7 +83,12 @@ class Model:
         # For speed of start: predictions need no measures.
         from steelyard.models.testing import measured
 
-        return measured(Predictor(self.preparation, self.network), rows, label, by=by, site=site)
+        return measured(self._predictor, rows, label, by=by, site=site)
+
+    @property
+    def _predictor(self) -> Predictor:
+        origin = self.document.origin
+        return Predictor(self.preparation, self.network, origin.measure, origin.threshold)
 
     def save(self, out: Path | str) -> Path:
         """Write the model into a folder of its own, which must not hold anything yet, and return it."""

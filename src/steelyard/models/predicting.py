@@ -5,7 +5,9 @@ pandas and what reads files are imported inside functions, for speed of start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steelyard.base.errors import UserError, brief
+from steelyard.base.documents import Document
+from steelyard.base.errors import UserError, brief, no_formula
 from steelyard.base.logs import logger
 from steelyard.data.preparation import Preparation
 from steelyard.data.sources.source import BY_FILE
@@ -38,6 +41,17 @@ IMAGE, ROW = "image", "row"
 _log = logger(__name__)
 
 
+class Predicted(Document):
+    """The answer of `steelyard predict`."""
+
+    rows: int
+    columns: list[str]
+    """Of the file that was written."""
+    out: str
+    notes: list[str]
+    """What of the rows is not as it was in training."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Rows that were read and prepared; what they were read from says their labels."""
@@ -58,6 +72,10 @@ class Predictor:
 
     preparation: Preparation
     network: nn.Module
+    measure: str | None = None
+    """The measure that leads, by its name in `MEASURES`, where the run chose one."""
+    threshold: float = 0.5
+    """Above this probability the second of two classes is predicted."""
 
     def predict(self, given: Given, site: str | None = None) -> pandas.DataFrame:
         """Return a row of predictions for each row that is given."""
@@ -134,8 +152,36 @@ class Predictor:
             return {f"share_{name}": (masks == place).float().mean(1).numpy() for place, name in enumerate(names)}
         single = outputs.shape[1] == 1
         shares = torch.cat([1 - outputs.sigmoid(), outputs.sigmoid()], 1) if single else outputs.softmax(1)
-        found = np.array(names)[predictions(outputs, len(names)).numpy()]
+        numbers = predictions(outputs, len(names)) if len(names) != 2 else (shares[:, 1] > self.threshold).long()
+        found = np.array(names)[numbers.numpy()]
         return {"class": found, **{f"p_{name}": shares[:, place].numpy() for place, name in enumerate(names)}}
+
+
+def csv_lines(frame: pandas.DataFrame) -> Iterator[bytes]:
+    """Yield predictions as the text of a CSV, some rows at a time: pandas' own writer takes several times as long."""
+    kinds = {"i": "%d", "f": "%.6g"}
+    form = ",".join(kinds.get(frame[name].dtype.kind, "%s") for name in frame.columns) + "\n"
+    yield (",".join(_cell(str(name)) for name in frame.columns) + "\n").encode()
+    columns = [_cells(frame[name]) for name in frame.columns]
+    for begin in range(0, len(frame), MOST_ROWS):
+        parts = [column[begin : begin + MOST_ROWS] for column in columns]
+        yield "".join(map(form.__mod__, zip(*parts, strict=True))).encode()
+
+
+def _cells(column: Any) -> list[Any]:
+    cells = column.tolist()
+    if column.dtype.kind in "if":
+        return cells
+    # Few texts stand in many rows.
+    known = {cell: _cell(str(cell)) for cell in set(cells)}
+    return [known[cell] for cell in cells]
+
+
+def _cell(text: str) -> str:
+    """Return a text as a cell of a CSV, which no spreadsheet takes for a formula."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([no_formula(text)])
+    return line.getvalue()
 
 
 def masks_of(outputs: torch.Tensor, classes: int) -> torch.Tensor:

@@ -146,6 +146,7 @@ class _Taken:
     def _origin(self, *, named: bool) -> Origin:
         advised = not named and self.found["beside"]
         why = "the rule that the comparison recommends" if advised else "the rule that was asked for" if named else ""
+        leading = self.experiment.rounds.leading
         return Origin(
             run=self.found["name"],
             purpose=self.experiment.description,
@@ -156,6 +157,8 @@ class _Taken:
             chosen="; ".join(filter(None, (why, self.kept.why))),
             digest=model_digest(self.kept.parameters),
             closing=next(iter(self.found["hashes"].values())),
+            measure=None if leading is None else leading.name,
+            threshold=0.5 if leading is None else leading.threshold,
             tests=self._tests(),
             version=__version__,
         )

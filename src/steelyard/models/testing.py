@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from steelyard.base.documents import Document
 from steelyard.base.errors import UserError
 from steelyard.base.measures import MEASURES
+from steelyard.base.tallies import Tally, errors_of, figures_of, tallied
 from steelyard.data.cells import parse_numbers, plain
 from steelyard.data.columns import refuse_any, times_of, yes_or_no
 from steelyard.data.preparation import Target
@@ -53,26 +54,16 @@ class Tested(Document):
 def measured(
     predictor: Predictor, given: Given, label: str | None = None, *, by: str | None = None, site: str | None = None
 ) -> Tested:
-    """Return a model's measures on rows whose labels are known."""
-    rows, target = predictor.read(given, site), predictor.preparation.target
-    labels = labels_of(rows, target, label)
-    predicted = _predicted(predictor, rows, labels)
-    groups = [_group("all", target, predicted, labels)]
+    """Return a model's measures on rows whose labels are known: of a run's tests, and what these rows add up to."""
+    rows = predictor.read(given, site)
+    labels = labels_of(rows, predictor.preparation.target, label)
+    outputs = predictor.outputs(rows.features)
     by = _column(rows, by, predictor.preparation.owner)
+    groups = [_group("all", predictor, outputs, labels)]
     for name, chosen in _groups(rows, by):
         at = torch.from_numpy(np.flatnonzero(chosen))
-        groups.append(_group(name, target, predicted[at], labels[at]))
+        groups.append(_group(name, predictor, outputs[at], labels[at]))
     return Tested(by=by, groups=groups, notes=list(rows.notes))
-
-
-def _predicted(predictor: Predictor, rows: Rows, labels: torch.Tensor) -> torch.Tensor:
-    """Return predictions as the measures take them: classes, values, risks, labels, or the Dice of each row."""
-    outputs, target = predictor.outputs(rows.features), predictor.preparation.target
-    if target.task == "segmentation":
-        return evaluation.dice(outputs, labels)
-    if target.task == "multi-label":
-        return outputs > 0
-    return evaluation.predictions(outputs, len(target.names))
 
 
 def _column(rows: Rows, by: str | None, owner: str | None) -> str | None:
@@ -91,30 +82,63 @@ def _groups(rows: Rows, column: str | None) -> list[tuple[str, NDArray[np.bool_]
     return [(str(name), texts == name) for name in np.unique(texts)]
 
 
-def _group(name: str, target: Target, predicted: torch.Tensor, labels: torch.Tensor) -> Group:
-    figures, error = _figures(target, predicted, labels)
+def _group(name: str, predictor: Predictor, outputs: torch.Tensor, labels: torch.Tensor) -> Group:
+    target = predictor.preparation.target
+    figures, errors = _figures(target, outputs, labels)
+    if target.task in ("classes", "regression"):
+        further, sure = _summed(target, outputs, labels, predictor.threshold)
+        own = predictor.threshold == 0.5  # else the run's own accuracy goes by another class than is predicted
+        figures = {**further, **figures} if own else {**figures, **further}
+        errors = {**sure, **errors}
+    lead = [measure for measure in (predictor.measure, *_FIRST) if measure in figures]
     found: list[Figure] = []
-    for place, (short, value) in enumerate(figures.items()):
-        # The error is that of the score, which comes first.
+    for short in dict.fromkeys([*lead, *figures]):
         measure = MEASURES[short]
-        ends = measure.interval(value, len(labels), error if place == 0 else None)
+        if np.isnan(figures[short]):
+            continue
+        ends = measure.interval(figures[short], len(labels), errors.get(short))
         low, high = (None, None) if ends is None or np.isnan(ends).any() else ends
-        found.append(Figure(measure=measure.name, value=value, low=low, high=high))
+        found.append(Figure(measure=measure.name, value=figures[short], low=low, high=high))
     return Group(name=name, rows=len(labels), figures=found)
 
 
-def _figures(target: Target, predicted: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float], float | None]:
-    """Return the figures of a task by their names in `MEASURES`, the score first, and the standard error of that."""
+_FIRST = ("accuracy", "rmse", "c_index", "dice", "macro_f1")
+"""Scores of tasks, which come first where a run has not chosen another measure."""
+
+
+def _figures(
+    target: Target, outputs: torch.Tensor, labels: torch.Tensor
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Return the figures of a task by their names in `MEASURES`, and the standard error of its score."""
     if target.task == "classes":
-        counts = evaluation.confusion(predicted, labels, len(target.names))
-        return {"accuracy": float(evaluation.accuracy(counts)), "macro_f1": float(evaluation.f1(counts).mean())}, None
+        counts = evaluation.confusion(evaluation.predictions(outputs, len(target.names)), labels, len(target.names))
+        found = {"accuracy": float(evaluation.accuracy(counts)), "macro_f1": float(evaluation.f1(counts).mean())}
+        return found, {}
     if target.task == "regression":
-        found = {name: float(value) for name, value in evaluation.errors(predicted, labels).items()}
-        ordered = {name: found[name] for name in ("rmse", "mae", "mape") if not np.isnan(found[name])}
-        return ordered, evaluation.rmse_error(predicted, labels)
-    figures = evaluation.FIGURES[target.task](predicted[None], labels)
-    error = evaluation.ERRORS[target.task](predicted, labels)
-    return {name: float(values[0]) for name, values in figures.items() if name in MEASURES}, error
+        values = outputs[:, 0]
+        found = {name: float(value) for name, value in evaluation.errors(values, labels).items()}
+        return found, {"rmse": evaluation.rmse_error(values, labels)}
+    if target.task == "segmentation":
+        predicted = evaluation.dice(outputs, labels)
+    else:
+        predicted = outputs > 0 if target.task == "multi-label" else outputs[:, 0]
+    figures = {
+        name: float(value[0]) for name, value in evaluation.FIGURES[target.task](predicted[None], labels).items()
+    }
+    return figures, {next(iter(figures)): evaluation.ERRORS[target.task](predicted, labels)}
+
+
+def _summed(
+    target: Target, outputs: torch.Tensor, labels: torch.Tensor, threshold: float
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Return the measures that sums of rows give, with their standard errors."""
+    values = outputs.double().numpy()
+    given = values if target.task == "classes" else values[:, 0]
+    everyone = np.zeros(len(labels), dtype=np.intp)
+    cells = tallied(given, labels.numpy(), everyone, 1, threshold)[0]
+    figures = {name: float(value) for name, value in figures_of(Tally(cells)).items()}
+    known = {name: error for name, error in errors_of(cells).items() if name in figures}
+    return figures, {name: None if np.isnan(error) else error for name, error in known.items()}
 
 
 # Labels of new rows, by the names that they had in training.
