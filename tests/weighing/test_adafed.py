@@ -94,7 +94,7 @@ def test_barron_shape_follows_the_tails():
 
 @pytest.mark.parametrize(
     ("mae", "asked", "scale"),
-    [(0.5, False, 3.0), (0.5, True, 0.5 * math.sqrt(math.pi / 2)), (math.inf, True, 3.0)],
+    [(0.5, False, 3.0), (0.5, True, 0.5 * math.sqrt(math.pi / 2)), (math.inf, True, 3.0), (0.0, True, 3.0)],
 )
 def test_the_scale_follows_real_errors_only_if_asked(mae, asked, scale):
     errors = {"rmse": np.array([9.0 * mae]), "mae": np.array([mae])}

@@ -158,13 +158,13 @@ def test_what_a_client_cannot_have_measured_is_refused() -> None:
 def test_a_script_and_an_entry_point_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "from steelyard import client_criterion\n"
-        "@client_criterion('{name}', description='mine')\n"
+        "@client_criterion('{name}-1', description='mine')\n"
         "def measure_{name}(local): return 1.0\n"
     )
     script = tmp_path / "mine.py"
     script.write_text(text.format(name="SCRIPTED"))
     load_plugins([str(script)])
-    assert criterion.get("SCRIPTED").description == "mine"
+    assert criterion.get("SCRIPTED-1").description == "mine"
 
     (tmp_path / "offered_criteria.py").write_text(text.format(name="OFFERED"))
     info = tmp_path / "offered-1.0.dist-info"
@@ -173,7 +173,7 @@ def test_a_script_and_an_entry_point_register(tmp_path: Path, monkeypatch: pytes
     (info / "entry_points.txt").write_text("[steelyard.criteria]\nmine = offered_criteria\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     load_entry_points.cache_clear()
-    assert criterion.get("OFFERED").measured_by == "client"
+    assert criterion.get("OFFERED-1").measured_by == "client"
     load_plugins(["offered_criteria"])
     assert "offered_criteria" in sys.modules
 

@@ -24,6 +24,8 @@ from steelyard.weighing.weights import LimitSettings, cap_of, floor_of, limited
         ([0.6, 0.3, 0.1], 0.19, 1.0, [0.54, 0.27, 0.19]),
         # Clients without weight share what nobody else may have.
         ([1.0, 0.0, 0.0, 0.0], [0.0, 0.2, 0.0, 0.0], [0.5, 1.0, 1.0, 1.0], [0.5, 0.2, 0.15, 0.15]),
+        # Two floors bind, no cap does: the others share what is left as 7 to 8.
+        ([7 / 21, 4 / 21, 2 / 21, 8 / 21], [0.0, 0.2, 0.2, 0.25], [0.3, 1.0, 0.5, 0.4], [0.28, 0.2, 0.2, 0.32]),
         # Their floors leave less than the cap to the one that has weight.
         ([1.0, 0.0], [0.0, 0.6], [0.5, 1.0], [0.4, 0.6]),
         # Limits that cannot hold all weight make them equal.

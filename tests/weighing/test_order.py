@@ -69,7 +69,8 @@ def test_testing_together_decides_as_the_sequential_algorithm(accuracies, refere
     table = {order: value / 6 for order, value in zip(ORDERS, accuracies, strict=True)}
     state = OrderState(ORDERS[start], reference / 6)
     order, accuracy, tests = sequential(state, table)
-    _, decision = play(OnlineOrder(), state, table)
+    tried, decision = play(OnlineOrder(), state, table)
+    assert tried[decision.chosen] == order
     assert decision.state == OrderState(order, accuracy, tests)
     assert decision.tests == tests <= math.factorial(3) - 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.kit import assert_refused
 from tests.warm import command_environment
 
 import steelyard
+from steelyard.base.errors import UserError
 from steelyard.weighing.rule import WeighingSettings
 from steelyard.weighing.table import RuleOptions, read_table, read_words, weigh, weigh_file
 
@@ -26,6 +28,7 @@ FORMS: dict[str, Any] = {
     "rows": [{"client": name, **row} for name, row in CLIENTS.items()],
     "a frame": pd.DataFrame({"Client": ["ann", "bob"], "quality": [0.5, 0.9], "DS": [300, 100]}),
     "a frame by index": pd.DataFrame(CLIENTS).T,
+    "a frame of another library": SimpleNamespace(columns=["quality", "DS"], to_dict=lambda: CLIENTS),
 }
 
 
@@ -58,6 +61,23 @@ def test_words_that_the_rule_says_itself() -> None:
     assert steelyard.weigh({"a": {"x": 0.2}, "b": {"x": 0.3}}, "x", None).scores.tolist() == [0.2, 0.3]
 
 
+def test_a_capacity_comes_from_its_file_and_options_are_named_where_they_are_wrong(tmp_path: Path) -> None:
+    path, capacity = tmp_path / "worth.toml", {"quality": 0.4, "DS": 0.3, "quality,DS": 1.0}
+    path.write_text("".join(f'"{names}" = {worth}\n' for names, worth in capacity.items()), encoding="utf-8")
+    options = RuleOptions(score="choquet", capacity=path)
+    wanted = WeighingSettings(criteria=("quality", "DS"), score="choquet", capacity=capacity)
+    assert options.settings(("quality", "DS")) == wanted
+    for rule in (wanted, f"choquet(quality,DS;{path})"):
+        assert steelyard.weigh(CLIENTS, rule).scores == pytest.approx([5 / 14 + 0.3 * 11 / 28, 1 / 4 + 0.4 * 11 / 28])
+    path.write_text("quality =", encoding="utf-8")
+    assert_refused(lambda: options.settings(("quality", "DS")), path)
+    missing = RuleOptions(score="choquet", capacity=tmp_path / "none.toml")
+    assert_refused(lambda: missing.settings(("quality", "DS")), "--capacity", "none.toml")
+    with pytest.raises(UserError, match=r"^power: "):
+        RuleOptions(score="power", power=-1.0).settings(("DS",))
+    assert RuleOptions(priority="quality > DS").named() == ["quality", "DS"]
+
+
 def test_reasons_say_what_was_made_up_for() -> None:
     found = steelyard.weigh([1, 2, 9], "capped(x;bound=2;max_shares=1.2)")
     assert found.weights == pytest.approx([0.2, 0.4, 0.4])
@@ -76,6 +96,7 @@ def test_reasons_say_what_was_made_up_for() -> None:
         (np.array([[1j]]), "DS", ("client '0', DS",)),
         ({"client": ["a", None], "DS": [1, 2]}, "DS", ("client 2 has no name",)),
         (pd.DataFrame({"client": ["a", None], "DS": [1, 2]}), "DS", ("client 2 has no name",)),
+        ({"client": ["a"], "DS": [1, 2]}, "DS", ("different lengths", "client 1, DS 2")),
         ([], "DS", ("is empty",)),
         (7, "DS", ("got 7",)),
         ({"a": {"DS": 1}}, 7, ("got 7",)),
@@ -130,6 +151,8 @@ def test_a_table_is_read_with_its_client_column_wherever_it_stands(tmp_path: Pat
     ("text", "parts"),
     [
         ("client,DS\n", ("holds no table",)),
+        ("client\nann\n", ("holds no table",)),
+        ("client;DS\nann;1\n", ("has no commas",)),
         ("client,DS,DS\nann,1,2\n", ("header client,DS,DS",)),
         ("client,DS\nann,1\nbob,1,2\n", (", line 3", "3 cells", 2)),
         ("client,DS\nann,1\n ,2\n", (", line 3", "no name")),

@@ -128,6 +128,8 @@ def test_one_step_by_hand() -> None:
     start = np.array([0.4, 0.6])
     # A slope without sense moves nothing.
     np.testing.assert_array_equal(one_step(start, start, np.array([0.0, np.nan]), FitSettings()), start)
+    # Nor does any, where nobody has weight.
+    assert one_step(np.zeros(2), start, np.array([0.0, 1.0]), FitSettings()).tolist() == [0.0, 0.0]
     # Nor do slopes that are all alike, however steep.
     np.testing.assert_allclose(one_step(start, start, np.full(2, -1e4), FitSettings()), start, rtol=1e-15)
 

@@ -7,18 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.kit import assert_refused
 from tests.weighing.policies.cohorts import MODELS, SKEWED, START, cohort, weighed
 
 from steelyard.weighing.policies.afl import Afl
+from steelyard.weighing.policies.cgsv import Cgsv
 from steelyard.weighing.policies.fedce import FedCe
 from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
+from steelyard.weighing.policies.feddisco import FedDisco
 from steelyard.weighing.policies.fedscs import FedScs
 from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
 from steelyard.weighing.policies.q_fedavg import QFedAvg
 from steelyard.weighing.policies.term import Term
 from steelyard.weighing.policies.trust_mad import TrustMad
-from steelyard.weighing.policy import by_client, nearest_shares, policy, policy_class, policy_criteria, remember
+from steelyard.weighing.policy import (
+    by_client,
+    nearest_shares,
+    needs_of,
+    policy,
+    policy_class,
+    policy_criteria,
+    remember,
+)
 
 CHANGES = (MODELS - START).double().numpy()
 
@@ -35,10 +46,20 @@ def test_names_of_policies() -> None:
     for name in ("Mine", "1st", "a" * 41):
         assert_refused(lambda n=name: policy(n), "@policy", repr(name))
     assert callable(policy("a" * 40))
+    assert needs_of(FedDisco)[-1] == "a task with classes"
     assert policy_criteria({"name": "feddisco"}) == ["DS", "KL"] == policy_criteria(SimpleNamespace(name="feddisco"))
     assert [policy_criteria(given) for given in ({"name": "nobody"}, None)] == [None] * 2
     assert_refused(lambda: policy_class("fedawb"), "name", "'fedawb'", "weighing.plugins")
     assert_refused(lambda: policy_class(3), "name: got 3;")
+
+
+def test_weights_stay_numbers_where_all_labels_are_even_and_where_an_update_is_nothing() -> None:
+    even = weighed(FedDisco(), cohort(counts=[[20, 20, 20]] * 3))
+    assert even == pytest.approx(np.array([0.7, 0.4, 0.2]) / 1.3)
+    still = weighed(Cgsv(), cohort(models=torch.stack([START, *MODELS[1:]])))
+    assert np.isfinite(still).all()
+    assert still.min() >= 0
+    assert still[0] > 1e5, "a share of 0.6, half of it over 1e-7"
 
 
 def test_nvflare_adaptive_waits_for_rounds_in_a_row_by_the_same_clients() -> None:

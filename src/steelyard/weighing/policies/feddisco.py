@@ -17,6 +17,8 @@ from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.policy import Measures, Policy, policy
 from steelyard.weighing.weights import normalise
 
+_ROUNDING = 1e-12
+
 
 @policy("feddisco")
 class FedDisco(Policy):
@@ -34,4 +36,5 @@ class FedDisco(Policy):
         sizes = normalise(measures["DS"][:, None])[0][:, 0]
         skew = measures["KL"]
         total = skew.sum()
-        return (sizes - self.a * (skew / total if total > 0 else skew) + self.b).clip(0.0)
+        # Where labels are even at every client, what is left of a discrepancy is the rounding of a logarithm.
+        return (sizes - self.a * (skew / total if total > _ROUNDING else skew) + self.b).clip(0.0)
