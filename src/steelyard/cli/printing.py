@@ -180,10 +180,10 @@ def finish(work: Callable[[], Result], format: Format, report: bool = False) -> 
 def show_result(document: Comparison, format: Format = "text", *lines: str, has_model: bool = False) -> None:
     """Print the result of a run, and what to do next; `lines` come last."""
     after, run = [*more_seeds(document.recommendation), f"run stored in {document.run}"], shlex.quote(document.run)
-    if has_model:
-        after.append(f"next: steelyard model {run} --out {shlex.quote(f'{document.run}-model')}")
-    elif document.recommendation is not None:
-        after.append(f"next: steelyard {'recommend report' if ranks_lists(document.measure) else 'table'} {run}")
+    if document.recommendation is not None:
+        look = "recommend report" if ranks_lists(document.measure) else "table"
+        taken = f"model {run} --out {shlex.quote(f'{document.run}-model')}"
+        after.append(f"next: steelyard {taken if has_model else f'{look} {run}'}")
     emit(document, format, result_parts(document), [*after, *lines], lambda: comparison_csv(document))
 
 
