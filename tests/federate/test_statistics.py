@@ -206,6 +206,15 @@ def test_a_site_that_claims_a_thousand_times_the_rows_counts_as_three_of_the_med
     assert scales(together)["age"][0] == pytest.approx(HONEST.mean[0] + 7 * 3 / 5, abs=0.2)
 
 
+def test_words_that_take_each_others_places_are_named_but_for_rare_ones() -> None:
+    words = ({"f": 30, "m": 30}, {"f": 30, "(rare 1)": 0}, {"f": 20, "m": 40}, {"m": 30, "w": 30})
+    sites = [replace(HONEST, words={"sex": counts}) for counts in words]
+    clients = crowd({n: answering(f"site-{n}", write_sums(one)) for n, one in enumerate(sites)})
+    assert clients.survey.together is not None
+    (note,) = clients.notes
+    assert note.startswith("'sex' at site-3: the model takes 'm' for 'f', 'w' for 'm'; ")
+
+
 SAID = SaidFinding(name="other-units", column="dose", factor=10.0)
 
 

@@ -33,6 +33,8 @@ BINS = len(EDGES) + 1
 MOST_ROWS = 10**12
 LARGEST, SMALLEST = 1e30, 1e-30
 """Of means and deviations; an experiment holds no larger ones, and a smaller deviation would scale to infinity."""
+RARE = "(rare"
+"""How the name begins under which a word stands that is too rare to be told."""
 _PARTS = 8
 """In so many parts of the others' cells a site compares how its own are spread."""
 
@@ -159,7 +161,7 @@ def _levels(counts: Mapping[str, int], rows: int, least: int) -> dict[str, int]:
     Words keep their places, which are those of the 0/1 columns.
     """
     told = {
-        word if count >= least else f"(rare {place})": count if count >= least else 0
+        word if count >= least else f"{RARE} {place})": count if count >= least else 0
         for place, (word, count) in enumerate(counts.items())
     }
     rest = rows - sum(told.values())

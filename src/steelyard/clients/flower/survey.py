@@ -33,7 +33,7 @@ from steelyard.clients.flower.wire import (
     unpack_all,
 )
 from steelyard.data.findings import NAMES, Finding, found
-from steelyard.data.site_sums import BINS, SiteSums, pooled
+from steelyard.data.site_sums import BINS, RARE, SiteSums, pooled
 from steelyard.messages.payloads import Shape
 from steelyard.messages.updates import Failure
 
@@ -93,6 +93,7 @@ class Survey:
         parts = _alike(self.roster, answers.parts)
         most = most_counted([part.sums.rows for part in parts], self.bound)
         self._parts.update({part.clients: part.sums.at_most(most) for part in parts})
+        self._note_words()
         return pooled(list(self._parts.values())) if len(parts) > 1 else None
 
     @property
@@ -126,6 +127,17 @@ class Survey:
         findings = [finding for part in answers.parts for finding in part.findings]
         explained = {finding.column for finding in findings if finding.name != "drift"}
         return [finding for finding in findings if finding.name != "drift" or finding.column not in explained]
+
+    def _note_words(self) -> None:
+        """Note categories and classes that most sites have at the place of others: a model takes them for the same."""
+        usual = {} if self.usual is None else self.usual.words
+        for clients, part in self._parts.items():
+            for name, counts in part.words.items():
+                pairs = zip(usual.get(name, ()), counts, strict=False)
+                known = [(most, own) for most, own in pairs if RARE not in most and RARE not in own]
+                if odd := [f"'{own}' for '{most}'" for most, own in known if own != most]:
+                    taken = f"'{name}' at {wire.names(clients)}: the model takes {', '.join(odd)[:120]}"
+                    self.roster.note(f"{taken}; mend it with data.columns or levels")
 
     def _note(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
