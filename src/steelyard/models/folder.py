@@ -181,8 +181,15 @@ def built(document: ModelDocument, folder: Path) -> nn.Module:
         fields["name"] = f"{(folder / CODE / document.code.name).resolve()}{colon}{name}"
     settings = validated(ModelSettings, fields, f"{folder / DOCUMENT}: network.settings")
     shape = document.preparation.shape
+    given = (settings, shape, network.outputs, network.seed)
     try:
-        return build(settings, shape, network.outputs, network.seed, pixels=network.pixels).eval()
+        if ":" not in settings.name:
+            # Without memory first: a stranger's fields may describe a network that fills it.
+            with torch.device("meta"):
+                held = build(*given, pixels=network.pixels).state_dict().values()
+            if (size := sum(tensor.nbytes for tensor in held)) > document.weights.size:
+                raise UserError(f"network: takes {size:,} bytes, more than {WEIGHTS} has; expected its own network")
+        return build(*given, pixels=network.pixels).eval()
     except UserError as error:
         raise UserError(f"{folder / DOCUMENT}: {error}") from None
 
