@@ -133,11 +133,6 @@ class Kind(Section):
         return False, False
 
     @property
-    def round_chosen_by(self) -> Literal["server", "clients"] | None:
-        """Whose rows choose the best round; None where none is asked for."""
-        return "clients" if self.rounds.chooses else None
-
-    @property
     def default_measure(self) -> Measure:
         """By what it is measured what clients add, unless a measure is named."""
         return "loss"
@@ -466,6 +461,11 @@ class Description(Kind):
             document["algorithm"] = document["weighing"].pop("algorithm", None) or AlgorithmSettings()
             document["beside"] = dict(rest)
         return validated(type(self), document, where)
+
+    @property
+    def round_chosen_by(self) -> Literal["server", "clients"] | None:
+        """Whose rows choose the best round; None where none is asked for."""
+        return "clients" if self.rounds.chooses else None
 
     @property
     def refuses_statistics(self) -> str:
