@@ -75,6 +75,12 @@ def test_a_factor_between_sites_is_found_at_the_site_that_has_it(change: Any, fa
     assert findings[0].mend == "data.columns.age.factor"
 
 
+def test_a_field_is_named_as_an_experiment_file_writes_it() -> None:
+    parts = sites(a={"mean radius": AGE[0], "y": ILL[0]}, b={"mean radius": AGE[1] * 10, "y": ILL[1]})
+    (finding,) = (each for each in compared(parts, task="classes") if each.name == "other-units")
+    assert finding.mend == 'data.columns."mean radius".factor'
+
+
 def test_sites_that_are_alike_or_small_are_left_in_peace() -> None:
     heavy = CHANCE.lognormal(3, 1, (4, 200))
     rare = (CHANCE.random((4, 200)) < 0.02).astype(int)

@@ -129,7 +129,7 @@ def test_what_a_new_table_has_wrong_is_said_by_name():
     changed = Table(changed.path, changed.frame[["drug", "dose", "age", "colour"]])
     others, order, drug, age = sorted(new_rows.of_table(changed, prepared).notes, key=len)
     told = "\n".join(new_rows.of_table(changed, prepared).notes)
-    for part in ("colour", "another order", "'drug' holds w", "'age': 16 of 16", "30 to 44", "100 in row 1", "unit?"):
+    for part in ("colour", "another order", "'drug' holds w", "'age'", "16 of 16", "30 to 44", "100 in row 1", "unit?"):
         assert part in told, part
     assert len({others, order, drug, age}) == 4
     # an unknown category counts as an empty one, and an empty cell has the mean

@@ -317,6 +317,9 @@ def new(
             print(printable(line))
         if len(looked.findings) > MOST_FINDINGS:
             print(f"all {len(looked.findings)} findings: steelyard check {shlex.quote(str(file))}")
+        if looked.errors:
+            print(f"next: mend {looked.errors[0].mend or 'the data'}, then steelyard check {shlex.quote(str(file))}")
+            return
     print(f"next: steelyard run {shlex.quote(str(file))}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -179,9 +180,15 @@ def _where(profile: SiteProfile, name: str) -> str:
     return f"column '{name}'" + (f" at '{profile.site}'" if profile.site else "")
 
 
+def _field(column: str) -> str:
+    """Return the section that declares a column, as an experiment file writes it."""
+    bare = column.isascii() and column.replace("_", "").replace("-", "").isalnum()
+    return f"data.columns.{column if bare else json.dumps(column, ensure_ascii=False)}"
+
+
 def _of_column(profile: SiteProfile, name: str, column: ColumnProfile) -> list[Finding]:
     findings: list[Finding] = []
-    where, at = _where(profile, name), f"data.columns.{name}"
+    where, at = _where(profile, name), _field(name)
     for value, count in column.strange.items():
         sentence = f"{where}: {value:g} in {count:,} rows, far from the others ({column.least:g} to {column.most:g})"
         figures = {"value": value, "rows": count}
@@ -245,7 +252,7 @@ def _labels_beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
     own, theirs = profile.labels, others.labels
     findings: list[Finding] = []
     first = min(own.first.values(), default=None)
-    row, mend = "" if first is None else str(first + 1), f"data.columns.{profile.label}.synonyms"
+    row, mend = "" if first is None else str(first + 1), f"{_field(profile.label)}.synonyms"
     if pairs := spelled_alike(own.words, theirs.words):
         place = min((own.first[text] for text in pairs if text in own.first), default=None)
         sentence = f"labels at '{profile.site}' differ from others in case or spaces alone: {_shown(pairs)}"
@@ -298,7 +305,7 @@ def is_numeric(column: ColumnProfile) -> bool:
 
 
 def _column_beside(profile: SiteProfile, name: str, own: ColumnProfile, theirs: ColumnProfile) -> list[Finding]:
-    where, at = _where(profile, name), f"data.columns.{name}"
+    where, at = _where(profile, name), _field(name)
     filled = own.numbers + sum(own.words.values()), theirs.numbers + sum(theirs.words.values())
     if not all(filled):
         return []

@@ -121,8 +121,8 @@ def _out_of_range(table: Table, preparation: Preparation, columns: dict[str, Inp
         first, there = int(outside[0]), int((~np.isnan(values)).sum())
         units = "; is it in another unit?" if len(outside) > OTHER_UNITS * there else ""
         notes.append(
-            f"column '{column.name}': {len(outside):,} of {there:,} numbers are out of the range seen in training, "
-            f"{column.low:g} to {column.high:g}, such as {values[first]:g} in {table.row(first)}{units}"
+            f"column '{column.name}': out of the range seen in training, {column.low:g} to {column.high:g}: "
+            f"{len(outside):,} of {there:,} numbers, such as {values[first]:g} in {table.row(first)}{units}"
         )
     return notes
 
@@ -188,4 +188,4 @@ def _out_of(values: torch.Tensor, preparation: Preparation) -> tuple[str, ...]:
     outside = int(((values < low) | (values > high)).sum())
     if not outside:
         return ()
-    return (f"{outside:,} of {values.numel():,} numbers are out of the range seen in training, {low:g} to {high:g}",)
+    return (f"out of the range seen in training, {low:g} to {high:g}: {outside:,} of {values.numel():,} numbers",)

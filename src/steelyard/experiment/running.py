@@ -85,7 +85,7 @@ def run(
     check_tracker(experiment.tracking)
     experiment, dataset = experiment.with_dataset(dataset, (seeds or [experiment.seed])[0])
     folder = new_folder(experiment, out)
-    looked = None if assemble is not None else _looked_at(experiment, accept)
+    looked = None if assemble is not None else _looked_at(experiment, accept, told=bool(progress))
     clients, server = assembled(experiment, dataset, assemble)
     with closing(clients):
         experiment = experiment.changed(clients.terms) if clients.terms else experiment
@@ -125,11 +125,14 @@ def run(
             store.close()
 
 
-def _looked_at(experiment: Description, accept: Sequence[str]) -> DataCheck:
-    """Look at the data before anything is made of them; refuse what is wrong for certain, and say what may be."""
+def _looked_at(experiment: Description, accept: Sequence[str], *, told: bool) -> DataCheck:
+    """Look at the data before anything is made of them; refuse what is wrong for certain.
+
+    What may be wrong is `told` where progress is shown too: one of many runs does not repeat it.
+    """
     looked = check_data(experiment, whole=False).accepting(accept)
     looked.refuse()
-    if looked.findings:
+    if told and looked.findings:
         more = f"; {len(looked.findings) - 1} more" if len(looked.findings) > 1 else ""
         _log.warning(f"data: {said(looked.findings[0])}{more} (steelyard check)")
     return looked

@@ -144,8 +144,11 @@ class _Taken:
         return Model(document, network.eval(), card(document, self.found), code)
 
     def _origin(self, *, named: bool) -> Origin:
-        advised = not named and self.found["beside"]
-        why = "the rule that the comparison recommends" if advised else "the rule that was asked for" if named else ""
+        why = "the rule that was asked for" if named else ""
+        if self.found["recommended"]:
+            why = "the rule that the comparison recommends"
+        elif self.found["beside"] and not named:
+            why = "the run's main rule; no rule is recommended"
         leading = self.experiment.rounds.leading
         return Origin(
             run=self.found["name"],

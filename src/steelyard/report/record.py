@@ -56,6 +56,7 @@ def record(
         "name": experiment.name,
         "purpose": experiment.description or NO_PURPOSE,
         "rule": chosen,
+        "recommended": advice is not None and advice.rule == chosen,
         "algorithm": str(main["algorithm"]),
         "why": [rule_sentence(str(main["settings"])), *([] if advice is None else [advice.sentence])],
         "settings": json.loads(str(main["settings"])),

@@ -366,6 +366,8 @@ class Record(TypedDict):
     name: str
     purpose: str
     rule: str
+    recommended: bool
+    """Whether it is the rule that the comparison recommends."""
     algorithm: str
     why: list[str]
     settings: object
