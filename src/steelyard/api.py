@@ -141,7 +141,7 @@ class _Runnable:
         """
         out, shown = _place(out), _shown(progress)
         with watching(shown):
-            chosen = texts_of(accept, "accept", 'a list of findings, such as ["labels-spelled-alike"]')
+            chosen = _accepted(accept)
             return Result(running.run(_described(self), out=out, dataset=dataset, progress=shown, accept=chosen))
 
     def compare(
@@ -152,6 +152,7 @@ class _Runnable:
         *,
         dataset: DatasetOrSeeded | None = None,
         progress: bool | None = None,
+        accept: Sequence[str] = (),
     ) -> Result:
         """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
 
@@ -166,7 +167,8 @@ class _Runnable:
         out, shown, words = _place(out), _shown(progress), _rules(rules)
         expect("seeds", seeds, int, "a whole number from 1 on")
         with watching(shown):
-            return Result(running.compare(_described(self), words, seeds, out=out, dataset=dataset, progress=shown))
+            options: dict[str, Any] = {"dataset": dataset, "progress": shown, "accept": _accepted(accept)}
+            return Result(running.compare(_described(self), words, seeds, out=out, **options))
 
     def sweep(
         self,
@@ -227,6 +229,10 @@ def _place(out: object) -> Path | None:
 def _shown(progress: object) -> bool:
     expect("progress", progress, (bool, type(None)), "True, False, or None for the default")
     return shown_by_default() if progress is None else bool(progress)
+
+
+def _accepted(accept: object) -> tuple[str, ...]:
+    return texts_of(accept, "accept", 'a list of findings, such as ["labels-spelled-alike"]')
 
 
 def _rules(rules: object) -> tuple[str, ...]:

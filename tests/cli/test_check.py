@@ -205,6 +205,16 @@ def test_sites_without_a_common_column_are_refused(tmp_path: Path, command: Comm
     assert (ended, found[0]["name"], found[0]["site"]) == (1, "no-common-column", "west")
 
 
+def test_a_site_that_is_empty_after_leaving_out_is_named(
+    tmp_path: Path, command: CommandLine, refused: Refused
+) -> None:
+    sites = usual()
+    sites["east"]["y"] = None
+    ended, found = checked(command, write(tmp_path, sites, 'unlabelled = "drop"'))
+    assert (ended, [(one["name"], one["site"]) for one in found]) == (1, [("cannot-train", "east")])
+    assert "check: got an experiment of kind 'recommend'" in refused("check", "fpl-ml1m")
+
+
 def test_data_without_faults_are_left_in_peace(tmp_path: Path, command: CommandLine) -> None:
     done = command("check", write(tmp_path, usual()))
     assert (done.returncode, done.stdout) == (0, "320 rows at 4 sites: nothing found\n"), done.stderr

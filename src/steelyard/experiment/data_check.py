@@ -107,6 +107,9 @@ def check_data(experiment: Description, dataset: object = None, *, whole: bool =
     `whole` also shares out data that are no table: a run does that itself.
     """
     if not isinstance(experiment, LearningDescription):
+        if whole:
+            kind = experiment.kind_name()
+            raise UserError(f"check: got an experiment of kind '{kind}'; allowed: kind 'learning', which has columns")
         return DataCheck(experiment=experiment.name, sites={}, findings=[])
     data = experiment.data
     looked = DataCheck(experiment=experiment.name, sites={}, findings=[])
