@@ -44,7 +44,7 @@ class Model:
     """A model that was taken from a run, with the preparation of its rows; it predicts, is tested, and is saved.
 
     >>> model = steelyard.Result("runs/mine").model()
-    >>> model.predict(frame)  # a data frame: the class of each row and the probability of each class
+    >>> answers = model.predict(features)  # a data frame: class and probabilities of each row
 
     Raises:
         UserError: rows are not such as the model takes, or a folder holds no whole model.
