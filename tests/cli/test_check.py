@@ -175,7 +175,7 @@ FAULTS: dict[str, tuple[list[Callable[[dict[str, Any]], None]], list[tuple[str, 
         [not_recorded, constant],
         [
             ("not-recorded north", "-999 in 9 rows"),
-            ("not-recorded north", "1e+12 in 1 rows"),
+            ("not-recorded north", "1e+12 in 1 row"),
             ("constant", "column 'scanner'"),
         ],
     ),

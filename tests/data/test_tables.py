@@ -672,6 +672,11 @@ def test_cells_are_read_as_the_columns_say_they_are_meant(tmp_path: Path) -> Non
     assert [note for note in notes if not any(note in line for line in data.notes)] == []
 
 
+def test_whether_a_label_is_beyond_its_limit_is_no_input(tmp_path: Path) -> None:
+    text = "hospital,age,ill\na,40,<5\na,50,7\nb,60,8\n"
+    assert read(tmp_path, text, columns={"ill": {"limits": True}}, task="regression").shape == (1,)
+
+
 def test_a_column_that_is_declared_a_category_or_a_number_is_one(tmp_path: Path) -> None:
     text = "hospital,stage,ill\na,1,0\na,2,1\nb,3,0\nb,3,1\n"
     assert read(tmp_path, text, columns={"stage": {"type": "category"}}).shape == (3,)
@@ -686,6 +691,7 @@ def test_a_column_that_is_declared_a_category_or_a_number_is_one(tmp_path: Path)
         ({"aeg": {"factor": 2}}, "data.columns: found no column 'aeg' in"),
         ({"age": {"factor": {"souht": 2}}}, "data.columns: found no site 'souht' (did you mean 'south'?)"),
         ({"age": {"factor": "two"}}, "columns.age.factor: got 'two'"),
+        ({"age": {"range": [9, 1]}}, "range: got [9.0, 1.0]; allowed: the least number, then the largest"),
     ],
 )
 def test_columns_that_cannot_be_meant_are_refused(columns: Any, told: str, tmp_path: Path) -> None:

@@ -246,6 +246,11 @@ def first_names(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun: "1 triple", "2,000 triples"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def without_controls(text: str, instead: str = "?") -> str:
     """Return text from outside with everything that a terminal would not print as a letter put as `instead`."""
     return "".join(letter if letter.isprintable() else instead for letter in text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from steelyard.base.errors import UserError, brief, new_file, own_folder
+from steelyard.base.errors import UserError, brief, counted, new_file, own_folder
 from steelyard.base.logs import doing, quiet
 from steelyard.base.settings import change, validated
 from steelyard.cli.options import (
@@ -34,7 +34,6 @@ from steelyard.recommend.evaluate import figures, write_lists
 from steelyard.recommend.evaluate import load as load_case
 from steelyard.recommend.fpl import MODES
 from steelyard.recommend.interactions import build, read, read_columns, write_interactions
-from steelyard.recommend.knowledge.features import counted
 from steelyard.recommend.knowledge.loading import load as load_knowledge
 from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.run_data import InteractionSettings, filtered_interactions

@@ -16,7 +16,7 @@ import typer
 from steelyard import manual
 from steelyard.algorithms import catalogue
 from steelyard.base.documents import first_line, schema_with_texts
-from steelyard.base.errors import UserError, brief, listed, printable
+from steelyard.base.errors import UserError, brief, counted, listed, printable
 from steelyard.base.settings import Section, parse
 from steelyard.cli.options import (
     AcceptOption,
@@ -142,7 +142,7 @@ def _models() -> Listing:
             }
         )
         shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{prod(model.shape)} columns"
-        outputs = f"{model.outputs} output{'s' if model.outputs > 1 else ''}"
+        outputs = counted(model.outputs, "output")
         size = f"{model.parameters:,} parameters for samples of {shape} and {outputs}"
         rows.append((model.name, f"{model.purpose}; {size}; fields: {', '.join(model.fields)}"))
     return Listing(found, ("model.name", 'what it is for; your own torch.nn.Module: name = "file.py:factory"'), rows)

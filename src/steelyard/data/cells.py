@@ -25,6 +25,15 @@ def parse_numbers(cells: Any) -> NDArray[np.float64]:
     return np.array(found.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
+def moments(numbers: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return of each column how many cells are not NaN, their mean and deviation; 0 where there are none."""
+    there = ~np.isnan(numbers)
+    count: NDArray[np.int64] = there.sum(axis=0)
+    cells = np.maximum(count, 1)
+    mean = np.where(there, numbers, 0.0).sum(axis=0) / cells
+    return count, mean, np.sqrt(np.square(np.where(there, numbers - mean, 0.0)).sum(axis=0) / cells)
+
+
 def emptied(cells: Any, codes: Sequence[str]) -> Any:
     """Return cells with those that mean "not recorded" as missing."""
     if not codes:

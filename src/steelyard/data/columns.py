@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data.cells import LARGEST, emptied, in_order, parse_numbers, plain
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
-from steelyard.data.mending import left_out
+from steelyard.data.mending import BEYOND, left_out
 from steelyard.data.preparation import Column, Preparation, Target
 from steelyard.data.sources.source import COMPLETE, MOST_SHOWN, class_note
 from steelyard.data.tables import Table
@@ -142,7 +142,9 @@ def input_names(table: Table, settings: Csv) -> list[str]:
             elif field in ("categories", "indicators", "levels") and (name in roles or name in settings.ignore):
                 used = f"data.{roles.get(name, 'ignore')}"
                 raise UserError(f"data.{field}: got '{name}', which is {used} and no input; allowed: input columns")
-    inputs = [name for name in names if name not in roles and name not in settings.ignore]
+    # Whether a label is beyond its limit is known no sooner than the label.
+    no_inputs = {*roles, *settings.ignore, BEYOND.format(settings.labels)}
+    inputs = [name for name in names if name not in no_inputs]
     if not inputs:
         raise UserError(
             f"{table.path}: no column is left as an input; expected at least one beside label, owner and ignore"

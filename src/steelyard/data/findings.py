@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from steelyard.base.documents import Document
-from steelyard.base.errors import first_names, without_controls
+from steelyard.base.errors import counted, first_names, without_controls
 from steelyard.data.cells import is_number
 from steelyard.data.profile import OTHERS, ColumnProfile, Floats, SiteProfile, together
 
@@ -124,15 +125,16 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 def compared(profiles: Sequence[SiteProfile], *, task: str) -> list[Finding]:
     """Return what is wrong at each site and between them; use it where all profiles are at hand."""
     findings = [finding for profile in profiles for finding in alone(profile)]
-    constant = [finding.column for finding in findings if finding.name == "constant"]
+    pool = together(profiles)
+    constant = Counter(finding.column for finding in findings if finding.name == "constant")
+    has = Counter(name for profile in profiles for name in profile.columns)
     # What never changes at one site alone is that site's; others show whether it matters.
     findings = [
         finding
         for finding in findings
         if finding.name != "constant"
-        or constant.count(finding.column) == sum(finding.column in profile.columns for profile in profiles)
+        or (_of_one_value(pool.columns[finding.column]) and constant[finding.column] == has[finding.column])
     ]
-    pool = together(profiles)
     findings += of_all(pool, task)
     if len(profiles) > 1:
         # Of two sites each has the other's factor: one of them is enough.
@@ -143,6 +145,10 @@ def compared(profiles: Sequence[SiteProfile], *, task: str) -> list[Finding]:
                 beside_others = [each for each in beside_others if each.name not in ("other-units", "types-clash")]
             findings += beside_others
     return in_order(_explained(findings))
+
+
+def _of_one_value(column: ColumnProfile) -> bool:
+    return np.count_nonzero(column.counts) + len(column.words) == 1
 
 
 def _explained(findings: Sequence[Finding]) -> list[Finding]:
@@ -164,7 +170,7 @@ def alone(profile: SiteProfile) -> list[Finding]:
     """Return what one site finds in its own rows."""
     findings: list[Finding] = []
     if profile.site and profile.rows < FEW_ROWS:
-        sentence = f"the site '{profile.site}' has {profile.rows} row{'s' if profile.rows > 1 else ''}"
+        sentence = f"the site '{profile.site}' has {counted(profile.rows, 'row')}"
         findings.append(found("few-rows", sentence, profile, mend="partition.minimum", figures={"rows": profile.rows}))
     if profile.repeated:
         at_site = f" at '{profile.site}'" if profile.site else ""
@@ -174,6 +180,12 @@ def alone(profile: SiteProfile) -> list[Finding]:
     for name, column in profile.columns.items():
         findings += _of_column(profile, name, column)
     return findings
+
+
+def _first(places: Iterable[int]) -> str:
+    """Return the first of some rows, from 1; empty where there is none."""
+    first = min(places, default=None)
+    return "" if first is None else str(first + 1)
 
 
 def _where(profile: SiteProfile, name: str) -> str:
@@ -190,16 +202,17 @@ def _of_column(profile: SiteProfile, name: str, column: ColumnProfile) -> list[F
     findings: list[Finding] = []
     where, at = _where(profile, name), _field(name)
     for value, count in column.strange.items():
-        sentence = f"{where}: {value:g} in {count:,} rows, far from the others ({column.least:g} to {column.most:g})"
+        others = f"far from the others ({column.least:g} to {column.most:g})"
+        sentence = f"{where}: {value:g} in {counted(count, 'row')}, {others}"
         figures = {"value": value, "rows": count}
         findings.append(found("not-recorded", sentence, profile, name, mend=f"{at}.missing", figures=figures))
     if column.words and is_numeric(column):
         count = sum(column.words.values())
         texts = first_names([f"'{word[:20]}'" for word in column.words])
-        sentence = f"{where} holds numbers and, in {count:,} rows, {texts}"
+        sentence = f"{where} holds numbers and, in {counted(count, 'row')}, {texts}"
         limits = all(word.startswith(("<", ">")) for word in column.words)
-        mend, first = f"{at}.{'limits' if limits else 'missing'}", min(column.first.values(), default=None)
-        more = {"row": "" if first is None else str(first + 1), "mend": mend, "figures": {"rows": count}}
+        mend = f"{at}.{'limits' if limits else 'missing'}"
+        more = {"row": _first(column.first.values()), "mend": mend, "figures": {"rows": count}}
         findings.append(found("words-among-numbers", sentence, profile, name, **more))
     same = column.least == column.most and not column.words if column.bulk else len(column.words) == 1
     if same and not column.missing and not column.strange and column.rows >= FEW_ROWS:
@@ -251,25 +264,25 @@ def beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
 def _labels_beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
     own, theirs = profile.labels, others.labels
     findings: list[Finding] = []
-    first = min(own.first.values(), default=None)
-    row, mend = "" if first is None else str(first + 1), f"{_field(profile.label)}.synonyms"
+    mend = f"{_field(profile.label)}.synonyms"
     if pairs := spelled_alike(own.words, theirs.words):
-        place = min((own.first[text] for text in pairs if text in own.first), default=None)
+        row = _first(own.first[text] for text in pairs if text in own.first)
         sentence = f"labels at '{profile.site}' differ from others in case or spaces alone: {_shown(pairs)}"
-        more = {"row": "" if place is None else str(place + 1), "mend": mend}
-        return [found("labels-spelled-alike", sentence, profile, **more)]
+        return [found("labels-spelled-alike", sentence, profile, row=row, mend=mend)]
     usual = _worded(own) + _worded(theirs) >= 0
     odd = [text for text in own.words if is_number(text) == usual]
-    if odd and theirs.words:
+    # One word among numbers is a class as good as they are, such as 0, 1, 2, 3+.
+    if odd and len(odd) == len(own.words) and theirs.words:
         at_others = [text for text in theirs.words if is_number(text) != usual]
         sentence = f"labels at '{profile.site}' are {first_names(odd)}, at the others {first_names(at_others)}"
+        row = _first(own.first.values())
         return [found("labels-of-two-kinds", sentence, profile, row=row, mend=mend)]
     known = {_loosely(text) for text in theirs.words}
     only = [text for text in own.words if _loosely(text) not in known and text != OTHERS]
     if only and theirs.words:
         rows = sum(own.words[text] for text in only)
         texts = first_names([f"'{text}'" for text in only])
-        sentence = f"label {texts} is at '{profile.site}' alone ({rows:,} rows)"
+        sentence = f"label {texts} is at '{profile.site}' alone ({counted(rows, 'row')})"
         findings.append(found("class-at-one-site", sentence, profile, figures={"rows": rows}))
     return findings
 
@@ -311,8 +324,7 @@ def _column_beside(profile: SiteProfile, name: str, own: ColumnProfile, theirs: 
         return []
     if is_numeric(own) != is_numeric(theirs):
         kinds = ("numbers", "words") if is_numeric(own) else ("words", "numbers")
-        first = min(own.first.values(), default=None)
-        row = "" if first is None else str(first + 1)
+        row = _first(own.first.values())
         sentence = f"{where} holds {kinds[0]}, at the others {kinds[1]}"
         return [found("types-clash", sentence, profile, name, row=row, mend=f"{at}.type")]
     if is_numeric(own) and (scaled := other_units(own, theirs)) is not None:
@@ -328,7 +340,8 @@ def _column_beside(profile: SiteProfile, name: str, own: ColumnProfile, theirs: 
     index, chance = drift(own, theirs)
     if min(filled) >= FEW_ROWS and index > DRIFT + chance:
         sentence = f"{where} is spread otherwise than at the others (population stability index {index:.2f})"
-        findings.append(found("drift", sentence, profile, name, mend="data.normalise", figures={"psi": index}))
+        mend = "data.normalise" if is_numeric(own) else "data.ignore"
+        findings.append(found("drift", sentence, profile, name, mend=mend, figures={"psi": index}))
     return findings
 
 

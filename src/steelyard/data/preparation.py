@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.documents import Document
+from steelyard.data.cells import moments
 from steelyard.data.sources.source import TaskKind
 
 Floats = NDArray[np.float64]
@@ -53,10 +54,7 @@ class Scale(Document):
         """
         if missing == "zero":
             seen = np.nan_to_num(seen)
-        there = ~np.isnan(seen)
-        count = np.maximum(there.sum(axis=0), 1)
-        mean = np.where(there, seen, 0.0).sum(axis=0) / count
-        deviation = np.sqrt(np.square(np.where(there, seen - mean, 0.0)).sum(axis=0) / count)
+        _, mean, deviation = moments(seen)
         deviation[deviation == 0] = 1
         fill = np.zeros_like(mean) if missing == "zero" else mean
         if not scaled:

@@ -39,14 +39,10 @@ class ColumnProfile:
     missing: int
     numbers: int
     """Cells that are finite numbers, those of `strange` too."""
-    total: float
-    """Sum of the numbers that are not strange."""
-    squares: float
-    """Sum of their squares."""
     edges: Floats
     """Ascending; the same at all sites that are compared."""
     counts: Ints
-    """How many of these numbers lie up to the first edge, between two, and above the last."""
+    """How many of the numbers that are not strange lie up to the first edge, between two, and above the last."""
     words: Mapping[str, int]
     """Cells that are no numbers: the text and how many rows have it; of labels, all cells."""
     quantiles: Floats | None = None
@@ -59,6 +55,12 @@ class ColumnProfile:
     """How far the column alone gives the label: the share of wrong guesses that it saves, or |correlation|."""
     first: Mapping[str, int] = field(default_factory=dict[str, int])
     """The row of the table, from 0, where each text stands first."""
+
+    @classmethod
+    def of_words(cls, rows: int, words: Mapping[str, int], first: Mapping[str, int] | None = None) -> ColumnProfile:
+        """Return a column without numbers, where rows that have none of the words are empty."""
+        none, nothing = np.zeros(0), np.zeros(1, np.int64)
+        return cls(rows, rows - sum(words.values()), 0, none, nothing, words, first=first or {})
 
     @property
     def bulk(self) -> int:
@@ -74,8 +76,6 @@ class ColumnProfile:
             self.rows + sign * other.rows,
             self.missing + sign * other.missing,
             self.numbers + sign * other.numbers,
-            self.total + sign * other.total,
-            self.squares + sign * other.squares,
             self.edges,
             self.counts + sign * other.counts,
             {text: count for text, count in words.items() if count > 0},
@@ -136,10 +136,7 @@ def profile_labels(cells: Any, *, classes: bool, start: int = 0) -> ColumnProfil
     """Return the profile of a site's labels: texts with their counts, or numbers where these are predicted."""
     if not classes:
         return profile_column(cells, parse_numbers(cells), np.zeros(0), start=start)
-    there = cells[cells.notna()]
-    words, first = _words(there, start)
-    none = np.zeros(0)
-    return ColumnProfile(len(cells), len(cells) - len(there), 0, 0.0, 0.0, none, np.zeros(1, int), words, first=first)
+    return ColumnProfile.of_words(len(cells), *_words(cells[cells.notna()], start))
 
 
 def profile_column(
@@ -163,7 +160,6 @@ def profile_column(
     low, high, strange = _apart(ascending)
     kept = ascending[low:high]
     bounds = np.searchsorted(kept, edges, side="right")
-    inside = values[(values >= kept[0]) & (values <= kept[-1])] if strange and len(kept) else values
     agreement = 0.0
     if labels is not None:
         agreement = _agreement(labels, finite, numbers, edges) if not words else _agreement_of_words(cells, labels)
@@ -171,8 +167,6 @@ def profile_column(
         len(numbers),
         missing,
         len(values),
-        float(inside.sum()),
-        float(inside @ inside),
         edges,
         np.diff([0, *bounds, len(kept)]),
         words,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.data.cells import moments
 from steelyard.data.findings import Finding, alone, beside, in_order
 from steelyard.data.profile import ColumnProfile, SiteProfile, edges_of, profile_column
 
@@ -66,10 +67,7 @@ class SiteSums:
         """
         order = sorted(range(len(columns)), key=lambda place: columns[place])
         numbers, least = numbers[:, order], max(least, 1)
-        there = ~np.isnan(numbers)
-        count = there.sum(axis=0)
-        mean = np.where(there, numbers, 0.0).sum(axis=0) / np.maximum(count, 1)
-        deviation = np.sqrt(np.square(np.where(there, numbers - mean, 0.0)).sum(axis=0) / np.maximum(count, 1))
+        count, mean, deviation = moments(numbers)
         told = count >= least
         present = (np.where(len(numbers) - count < least, len(numbers), count) * told).astype(np.int64)
         bins = [_bins(cells, present, least) for cells, present in zip(numbers.T, present.tolist(), strict=True)]
@@ -122,17 +120,12 @@ class SiteSums:
 
     def profile(self, site: str, label: str) -> SiteProfile:
         """Return it as a profile that others can be compared with."""
-        nothing, none = np.zeros(1, np.int64), np.zeros(0)
         columns = {
-            name: ColumnProfile(self.rows, self.rows - cells, cells, 0.0, 0.0, EDGES, bins, {})
+            name: ColumnProfile(self.rows, self.rows - cells, cells, EDGES, bins, {})
             for name, cells, bins in zip(self.columns, self.present.tolist(), self.bins, strict=True)
         }
-        there = {name: +Counter(counts) for name, counts in self.words.items()}
-        worded = {
-            name: ColumnProfile(self.rows, self.rows - counts.total(), 0, 0.0, 0.0, none, nothing, counts)
-            for name, counts in there.items()
-        }
-        labels = worded.pop(label, ColumnProfile(self.rows, 0, 0, 0.0, 0.0, none, nothing, {}))
+        worded = {name: ColumnProfile.of_words(self.rows, +Counter(counts)) for name, counts in self.words.items()}
+        labels = worded.pop(label, ColumnProfile.of_words(self.rows, {}))
         return SiteProfile(site, self.rows, label, labels, {**columns, **worded})
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.documents import Document
-from steelyard.base.errors import UserError, first_names, listed, nearest
+from steelyard.base.errors import UserError, counted, first_names, listed, nearest
 from steelyard.data.cells import emptied, parse_numbers, plain
 from steelyard.data.findings import NAMES, Finding, compared, drift, found, in_order
 from steelyard.data.profile import (
@@ -73,7 +73,7 @@ class DataCheck(Document):
         sites = [count for name, count in self.sites.items() if name]
         among = f" at {len(sites):,} sites" if sites else ""
         counts = {level: sum(each.level == level for each in self.findings) for level in ("error", "warning", "note")}
-        some = [f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count]
+        some = [counted(count, level) for level, count in counts.items() if count]
         return [*found_lines, f"{sum(self.sites.values()):,} rows{among}: {', '.join(some) or 'nothing found'}"]
 
     def accepting(self, names: Sequence[str]) -> DataCheck:
@@ -89,7 +89,7 @@ class DataCheck(Document):
         if not self.errors:
             return
         first, more = self.errors[0], len(self.errors) - 1
-        also = f"; {more} further error{'s' if more > 1 else ''}" if more else ""
+        also = f"; {counted(more, 'further error')}" if more else ""
         mend = f"{first.mend}, or " if first.mend else ""
         raise UserError(
             f"data: {said(first)}{also}; allowed: {mend}--accept {first.name} (steelyard check shows everything)"
@@ -182,18 +182,21 @@ class _Sites:
         chosen = [number for number in sorted(largest) if len(self.rows[number])]
         targets, empty = self._targets(), np.zeros(len(frame), dtype=np.bool_)
 
-        def of_column(name: str) -> list[ColumnProfile]:
+        def of_column(name: str) -> tuple[list[ColumnProfile], NDArray[np.bool_]]:
             cells = emptied(frame[name], codes) if (codes := data.na_values.get(name)) else frame[name]
             numbers = np.full(len(cells), np.nan) if data.is_category(name) else parse_numbers(cells)
-            np.logical_or(empty, cells.isna().to_numpy(), out=empty)
             edges, parts = edges_of(numbers), [self.rows[number] for number in chosen]
-            return [
+            profiled = [
                 profile_column(cells.iloc[at], numbers[at], edges, None if targets is None else targets[at])
                 for at in parts
             ]
+            return profiled, cells.isna().to_numpy()
 
+        columns = dict[str, list[ColumnProfile]]()
         with ThreadPoolExecutor(2) as pool:
-            columns = dict(zip(self.inputs, pool.map(of_column, self.inputs), strict=True))
+            for name, (profiled, absent) in zip(self.inputs, pool.map(of_column, self.inputs), strict=True):
+                # In this thread alone, for two that write into one array lose what the other writes.
+                columns[name], empty = profiled, empty | absent
         labels = frame[data.labels]
         if (above := data.positive_above) is not None:
             words = {True: f"above {above:g}", False: f"up to {above:g}"}
@@ -284,7 +287,7 @@ def _of_roles(sites: _Sites) -> list[Finding]:
         sentence = f"label '{data.labels}' is empty in {int(unlabelled.sum()):,} of {len(frame):,} rows"
         findings.append(_at_row("labels-empty", sentence, unlabelled, data.labels, "data.unlabelled"))
     if data.task == "survival" and (zero := (parse_numbers(labels) <= 0) & rows).any():
-        sentence = f"time '{data.labels}' is 0 or less in {int(zero.sum()):,} rows"
+        sentence = f"time '{data.labels}' is 0 or less in {counted(int(zero.sum()), 'row')}"
         findings.append(_at_row("times-of-zero", sentence, zero, data.labels, "data.unlabelled"))
     pair = survival_pair(frame) if data.task != "survival" else None
     if pair is not None and data.labels in pair:
@@ -386,7 +389,7 @@ def _left_out(experiment: LearningDescription, population: Population) -> list[F
     if not few:
         return []
     asked = "minimum" in partition.model_fields_set or len(people) > FEW_SITES
-    shown = first_names([f"'{name}' ({count} row{'s' if count > 1 else ''})" for name, count in few.items()])
+    shown = first_names([f"'{name}' ({counted(count, 'row')})" for name, count in few.items()])
     sentence = (
         f"{len(few):,} of {len(people):,} sites have fewer than {partition.minimum} rows and take no part: {shown}"
     )

@@ -215,8 +215,7 @@ def _in_words(said: SaidFinding, site: str) -> Finding:
     where = f"column '{said.column}' at '{site}'" if said.column else f"'{site}'"
     times = "" if said.factor is None else f" is about {said.factor:g} times as large as at the others,"
     figures = {} if said.factor is None else {"factor": said.factor}
-    finding = found(said.name, f"{where}{times} as its node says", None, said.column, figures=figures)
-    return finding.model_copy(update={"site": site})
+    return found(said.name, f"{where}{times} as its node says", None, said.column, figures=figures, site=site)
 
 
 def _alike(roster: Roster, parts: Sequence[Told]) -> list[Told]:

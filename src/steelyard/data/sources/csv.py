@@ -41,6 +41,12 @@ class ColumnSettings(Section):
     synonyms: dict[str, Annotated[tuple[Cell, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Other spellings of a value, value = [spellings]."""
 
+    @model_validator(mode="after")
+    def _some_range(self) -> Self:
+        if self.range is not None and self.range[0] > self.range[1]:
+            raise ValueError(f"range: got {list(self.range)}; allowed: the least number, then the largest")
+        return self
+
 
 class Csv(FileSource, named="csv"):
     """A table with names of columns, or several; use it for rows of numbers and categories, such as patients."""

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import counted
 from steelyard.recommend.interactions import Codes, Flags
 
 PREFIXES: Mapping[str, str] = {
@@ -83,11 +84,6 @@ def readable(
 
 def _step(step: str, names: Mapping[str, str]) -> str:
     return names[step.removesuffix(INVERSE)] + (INVERSE if step.endswith(INVERSE) else "")
-
-
-def counted(count: int, word: str) -> str:
-    """Return a number with its noun: "1 triple", "2,000 triples"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 # The sieve: which features are kept: those of enough items and not of nearly all, and at most so many of each hop.

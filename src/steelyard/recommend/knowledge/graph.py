@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.base.errors import UserError
+from steelyard.base.errors import UserError, counted
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.knowledge.features import INVERSE, Csr, counted
+from steelyard.recommend.knowledge.features import INVERSE, Csr
 
 Texts = Sequence[str] | NDArray[np.object_]
 

@@ -14,14 +14,14 @@ import numpy as np
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from steelyard.base.errors import UserError, listed
+from steelyard.base.errors import UserError, counted, listed
 from steelyard.base.marks import DataFile
 from steelyard.base.settings import Section
 from steelyard.data.files import State, find, states_of
 from steelyard.data.tables import read_text
 from steelyard.recommend.interactions import Names, numbered
 from steelyard.recommend.knowledge import graph, rdf, readers
-from steelyard.recommend.knowledge.features import FeatureReport, ItemFeatures, Limits, Sieve, counted, expanded
+from steelyard.recommend.knowledge.features import FeatureReport, ItemFeatures, Limits, Sieve, expanded
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.readers import FeatureTable
 
