@@ -20,11 +20,13 @@ from tests.kit import assert_refused, inside, made_once, small
 from tests.page.page_server import serving
 
 from steelyard import Experiment, History, Model, Result
+from steelyard.cli.models import on_new_rows
 from steelyard.data import load, share_out
 from steelyard.data.tables import read_tables
 from steelyard.learning.settings import ModelSettings
 from steelyard.models.folder import CARD, DOCUMENT, WEIGHTS
 from steelyard.page.overview import Figures
+from steelyard.weighing.order import chooses
 
 SMALL_RUN = {"rounds": {"count": 2, "share": 0.5}, "compute": {"engine": "loop", "device": "cpu"}}
 HELD = {"server": "held-out", "server_report": "same", "test": "local", "scheme": "iid", "clients": 3}
@@ -146,6 +148,39 @@ def test_the_page_gives_the_model_of_a_run_and_runs_no_code_for_it(left: Path, t
     assert Model.load(tmp_path / "model").document == Model.load(left / "model").document
 
 
+def test_figures_of_a_group_stand_under_their_own_headings(
+    left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    on_new_rows(left / "model", [left / "held.csv"])
+    whole = capsys.readouterr().out.splitlines()
+    rows = pandas.read_csv(left / "held.csv")
+    one = tmp_path / "one-class.csv"
+    # a hospital with one class has no ROC AUC
+    rows[(rows["hospital"] != "va") | (rows["target"] > 0)].to_csv(one, index=False)
+    on_new_rows(left / "model", [one])
+    table = capsys.readouterr().out.splitlines()
+    heading, va = next(line for line in table if "ROC AUC" in line), table[-2]
+    assert (heading.split(), va.split()[0]) == (next(line for line in whole if "ROC AUC" in line).split(), "va")
+    end = heading.index("ROC AUC") + len("ROC AUC")
+    assert va[:end].split()[-1] == "–"
+
+
+def test_the_card_has_no_tests_that_do_not_report_on_the_model(tmp_path: Path):
+    fields: Any = {
+        "rounds": {"count": 1, "keep": "best", "measure": "roc-auc"},
+        "partition": {"clients": 5, "test": "local", "scheme": "iid"},
+        "beside": {"tuned": {"criteria": ["DS"], "algorithm": {"name": "fine-tuned"}}},
+    }
+    result = small(**fields).run(tmp_path / "run")
+    clients = set(result.history.evaluations["client"])
+    model, tuned = result.model(), result.model("tuned")
+    told = {test.where for test in model.document.origin.tests}
+    assert told == {name for name in clients if not chooses(name)} != clients
+    assert "clients that chose the round are left out" in model.card
+    assert tuned.document.origin.tests == []
+    assert "Clients use models of their own" in tuned.card
+
+
 def weights_of(folder: Path) -> bytes:
     return (folder / WEIGHTS).read_bytes()
 
@@ -259,7 +294,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an unknown field": (json_changed(more=1), "model.json: more"),
     "another version": (json_changed(version=2), "model.json: version"),
     "another network": (json_changed(network__settings={"name": "mlp", "hidden": [1]}), "model.safetensors: the names"),
-    "another shape": (json_changed(network__outputs=1), "model.safetensors: layers.0."),
+    "another shape": (json_changed(preparation__shape=[5]), "model.safetensors: layers.0."),
     "too large a network": (json_changed(network__settings={"name": "mlp", "hidden": [99_999] * 5}), "parameters"),
     "a network that fills the memory": (
         json_changed(network__settings={"name": "transformer", "arguments": {"wide": 4_000_000}}),
@@ -269,6 +304,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "code that is not there": (json_changed(code={"name": "net.py", **CODE}), "code/net.py"),
     "code elsewhere": (json_changed(code={"name": "../net.py", **CODE}), "model.json: code.name"),
     "code unsaid": (json_changed(network__settings={"name": "/tmp/net.py:Net"}), "model.json: code"),
+    "classes that no output is of": (json_changed(network__outputs=3), "network.outputs"),
     "an endless row": (json_changed(preparation__shape=[10**9]), "model.json: preparation.shape.0"),
 }
 
@@ -279,6 +315,14 @@ def test_a_folder_that_is_not_whole_or_not_ours_is_refused_in_one_line(left: Pat
     change, told = HOSTILE[name]
     change(folder)
     assert_refused(lambda: Model.load(folder, trust=True), folder, told)
+
+
+def test_weights_that_are_no_numbers_predict_nothing(left: Path):
+    model = Model.load(left / "model")
+    for weights in model.network.parameters():
+        weights.data.fill_(float("nan"))
+    assert_refused(lambda: model.test(left / "held.csv"), "no finite number", "row 1")
+    assert_refused(lambda: model.predict(left / "held.csv"), "no finite number", "row 1")
 
 
 def test_weights_fit_plain_torch(left: Path):

@@ -114,10 +114,14 @@ def on_new_rows(
 
 
 def _table(found: Tested) -> Table:
-    first = found.groups[0].figures
-    headings = (found.by or "rows", "rows", *(measure_of(figure.measure).heading for figure in first))
-    rows = tuple((group.name, f"{group.rows:,}", *map(_cell, group.figures)) for group in found.groups)
-    return Table("Tests on new rows, with 95 % intervals where they are known", headings, rows)
+    # A group of one class has no ROC AUC: each figure goes under its own heading.
+    measures = list(dict.fromkeys(figure.measure for group in found.groups for figure in group.figures))
+    headings = (found.by or "rows", "rows", *(measure_of(measure).heading for measure in measures))
+    rows: list[tuple[str, ...]] = []
+    for group in found.groups:
+        cells = {figure.measure: _cell(figure) for figure in group.figures}
+        rows.append((group.name, f"{group.rows:,}", *(cells.get(measure, "–") for measure in measures)))
+    return Table("Tests on new rows, with 95 % intervals where they are known", headings, tuple(rows))
 
 
 def _cell(figure: Figure) -> str:

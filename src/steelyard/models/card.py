@@ -21,8 +21,8 @@ _TASKS = {
 }
 
 
-def card(document: ModelDocument, found: Record) -> str:
-    """Return the card, from what the record of the run says; use it when a model is taken."""
+def card(document: ModelDocument, found: Record, left_out: str) -> str:
+    """Return the card, from what the run's record says, and which tests are left out; use it when a model is taken."""
     origin, prepared = document.origin, document.preparation
     parts: list[Block] = [
         f"# Model of {origin.run}",
@@ -43,7 +43,7 @@ def card(document: ModelDocument, found: Record) -> str:
         parts.append(
             Table("Columns, in their order", ("column", "type", "seen in training", "if empty"), rows, names=4)
         )
-    parts += ["## Tests in its run", *_tests(origin.tests)]
+    parts += ["## Tests in its run", *_tests(origin.tests), *filter(None, [left_out])]
     sites = tuple((site["client"], _text(site["rows"]), _share(site["weight"])) for site in found["sites"])
     parts += ["## Data by site", Table("Sites", ("site", "training rows", "mean weight"), sites)]
     parts += ["## Privacy", tuple(found["privacy"])]

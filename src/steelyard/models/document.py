@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from steelyard.base.documents import Document
 from steelyard.data.preparation import Preparation
@@ -91,3 +91,12 @@ class ModelDocument(Document):
     weights: Held
     card: Held
     code: CodeFile | None = None
+
+    @model_validator(mode="after")
+    def _of_one_piece(self) -> Self:
+        target, columns = self.preparation.target, {column.name for column in self.preparation.columns}
+        if (self.network.outputs, self.network.pixels) != (len(target.names), target.task == "segmentation"):
+            raise ValueError("network.outputs and network.pixels do not go with preparation.target")
+        if not columns.issuperset(self.preparation.indicators):
+            raise ValueError("preparation.indicators names what is no column")
+        return self

@@ -133,10 +133,17 @@ class Predictor:
         """Return what the network says of rows, [rows, outputs], some rows at a time."""
         width = max(1, features[:1].numel()) * (32 if features.ndim > 2 else 1)
         each = max(1, min(MOST_ROWS, TOGETHER // width))
-        with torch.no_grad():
-            found = [self.network(part) for part in features.split(each)] if len(features) else [features[:, :1]]
+        try:
+            with torch.no_grad():
+                found = [self.network(part) for part in features.split(each)] if len(features) else [features[:, :1]]
+        except (RuntimeError, IndexError) as error:
+            raise UserError(f"model: its network does not take its own rows: {brief(str(error))}") from error
         outputs = torch.cat(found).float()
-        return outputs if outputs.ndim > 1 else outputs[:, None]
+        outputs = outputs if outputs.ndim > 1 else outputs[:, None]
+        if not (sound := outputs.isfinite().all(1)).all():
+            row = int(sound.int().argmin()) + 1
+            raise UserError(f"model: gives no finite number for row {row}; expected sound weights and values")
+        return outputs
 
     def columns(self, outputs: torch.Tensor) -> dict[str, NDArray[Any]]:
         """Return predictions by column: classes with probabilities, labels, shares of masks, risks or values."""

@@ -31,6 +31,7 @@ from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.database import reading
 from steelyard.runs.history import History
 from steelyard.runs.signatures import Findings
+from steelyard.weighing.order import chooses
 
 MOST_TESTS = 100
 """Sites whose tests a model's folder names."""
@@ -74,6 +75,7 @@ class _Kept(NamedTuple):
     round: int
     parameters: torch.Tensor
     why: str
+    best: bool
 
 
 def _kept(history: History, name: str, wanted: str | None) -> _Kept:
@@ -97,7 +99,7 @@ def _kept(history: History, name: str, wanted: str | None) -> _Kept:
             f"--round: got {wanted[:20]}; allowed: rounds whose model the run keeps, which are {kept}{rest}"
         )
     words = {last: "the last", best_round: "the best on rows that do not report"}
-    return _Kept(round, models[round], f"round {round}, {words.get(round, 'as asked for')}")
+    return _Kept(round, models[round], f"round {round}, {words.get(round, 'as asked for')}", round == best_round)
 
 
 def _none(history: History) -> str:
@@ -141,7 +143,7 @@ class _Taken:
             card=held_of(b""),
             code=code_file(Path(source).name, code) if code else None,
         )
-        return Model(document, network.eval(), card(document, self.found), code)
+        return Model(document, network.eval(), card(document, self.found, self._left_out), code)
 
     def _origin(self, *, named: bool) -> Origin:
         why = "the rule that was asked for" if named else ""
@@ -166,20 +168,42 @@ class _Taken:
             version=__version__,
         )
 
+    @property
+    def _personal(self) -> bool:
+        return self.found["rule"] in self.history.personal
+
+    @property
+    def _by_clients(self) -> bool:
+        return self.kept.best and self.experiment.round_chosen_by == "clients"
+
+    @property
+    def _left_out(self) -> str:
+        """Which tests of the run do not report on this model, in a sentence; empty where all do."""
+        if self._personal:
+            return (
+                "This is the common model. Clients use models of their own, which are not in this folder; their tests "
+                "are of those, and are left out. Layers that clients keep for themselves, if any, are untrained here."
+            )
+        return "The tests of clients that chose the round are left out." if self._by_clients else ""
+
     def _tests(self) -> list[Test]:
-        """Return the scores of this model in its run: on the server's rows, then at each site."""
+        """Return the scores of this model in its run: on the server's rows, then at each site that reports on it."""
         history, rule, at = self.history, self.found["rule"], self.kept.round
         frame = history.rounds
         row = frame[(frame["rule"] == rule) & (frame["seed"] == self.seed) & (frame["round"] == at)].iloc[0]
         server = {"accuracy": row["server_accuracy"]} if self.preparation.target.task == "classes" else {}
         server |= json.loads(row["server_metrics"]) if isinstance(row["server_metrics"], str) else {}
         rows = history.facts.report_rows.get(str(self.seed), 0)
-        figure = TASKS[self.preparation.target.task].figure
+        leading = self.experiment.rounds.leading
+        figure = TASKS[self.preparation.target.task].figure if leading is None else leading.name
         found = [_test("the server", rows, figure, server.get(figure))] if rows and figure in server else []
         tests = history.tested(rule, self.seed, at - 1)
         errors = tests.metrics.get("score_error", np.full(len(tests.round), np.nan))
-        for place in np.flatnonzero(tests.round == at).tolist()[:MOST_TESTS]:
-            name, error = tests.clients[tests.client[place]], float(errors[place])
+        places = [] if self._personal else np.flatnonzero(tests.round == at).tolist()
+        named = ((place, tests.clients[tests.client[place]]) for place in places)
+        reporting = [(place, name) for place, name in named if not (self._by_clients and chooses(name))]
+        for place, name in reporting[:MOST_TESTS]:
+            error = float(errors[place])
             score, samples = float(tests.score[place]), int(tests.samples[place])
             found.append(_test(name, samples, self.experiment.score_name, score, None if np.isnan(error) else error))
         return [test for test in found if not np.isnan(test.value)]
