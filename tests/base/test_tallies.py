@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
@@ -50,6 +50,7 @@ def test_six_rows_by_hand() -> None:
     assert numbers == pytest.approx({"mae": 1.0, "rmse": math.sqrt(5 / 3), "r2": 1 - 5 / 14})
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(2, 60), st.sampled_from([1, 2, 3, 5]), st.floats(0.1, 12.0))
 def test_measures_are_those_of_scikit_learn(seed: int, rows: int, width: int, scale: float) -> None:
     chance = np.random.default_rng(seed)
@@ -100,6 +101,7 @@ def test_errors_of_a_regression_are_those_of_scikit_learn(seed: int, rows: int) 
     assert found["r2"] == pytest.approx(metrics.r2_score(truth, guess))
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([0, 1, 3]))
 def test_sums_of_sites_are_those_of_all_rows(seed: int, width: int) -> None:
     chance = np.random.default_rng(seed)
