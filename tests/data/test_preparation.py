@@ -13,11 +13,12 @@ from tests.kit import assert_refused
 
 from steelyard import Experiment, in_memory
 from steelyard.data import Dataset, DataSettings, PartitionSettings, load, new_rows, share_out
-from steelyard.data.columns import table_dataset
+from steelyard.data.columns import by_name, table_dataset
 from steelyard.data.dataset import Population
 from steelyard.data.mending import mended
 from steelyard.data.preparation import Preparation
 from steelyard.data.scaling import normalised, preparation_of
+from steelyard.data.site_sums import SiteColumns
 from steelyard.data.sources.images import Pictures
 from steelyard.data.tables import Table, read_tables
 
@@ -33,11 +34,18 @@ WARDS = pandas.DataFrame(
 )
 
 
-def wards(**fields: Any) -> Population:
-    given = {"path": "wards.csv", "labels": "ill", "owner": "ward", "ignore": ["note"], **fields}
+USUAL = {"path": "wards.csv", "labels": "ill", "owner": "ward", "ignore": ["note"]}
+
+
+def unshared(**fields: Any) -> Dataset:
+    given = {**USUAL, **fields}
     settings: Any = DataSettings(source="csv", **given)
     table = mended(Table(Path("wards.csv"), WARDS), settings.columns, settings.owner)
-    return share_out(table_dataset(table, settings), PartitionSettings(scheme="natural"), 1)
+    return table_dataset(table, settings)
+
+
+def wards(**fields: Any) -> Population:
+    return share_out(unshared(**fields), PartitionSettings(scheme="natural"), 1)
 
 
 def again(population: Population) -> Preparation:
@@ -75,6 +83,16 @@ def test_cells_are_read_as_the_settings_of_training_say():
     assert torch.equal(new_rows.of_table(some, prepared).features, seen[::2])
     unnamed = Table(some.path, some.frame.drop(columns="ward"))
     assert torch.equal(new_rows.of_table(unnamed, prepared, "a").features, seen[::2])
+
+
+def test_what_nodes_tell_says_how_their_rows_are_read():
+    fields: dict[str, Any] = {"columns": {"age": {"offset": 1}}, "indicators": ["drug"], "na_values": {"dose": [-9.0]}}
+    data = by_name(unshared(**fields))
+    told = SiteColumns.of("a", data, np.arange(len(data)), 1).sums
+    whole: dict[str, Any] = {"data": {"source": "csv", **USUAL, **fields}, "partition": {"scheme": "natural"}}
+    prepared = Experiment(**whole).prepared(told, data.shape)
+    assert prepared is not None
+    assert prepared.model_dump(exclude={"known"}) == data.described.model_dump(exclude={"known"})
 
 
 def test_hospitals_with_rows_at_the_server_come_out_as_training_saw_them():

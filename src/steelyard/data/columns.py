@@ -81,9 +81,7 @@ def _prepared(
         owner=settings.owner,
         missing=settings.missing,
         normalise=settings.normalise,
-        cells={
-            name: column.model_dump(mode="json", exclude_defaults=True) for name, column in settings.columns.items()
-        },
+        cells=settings.cells(),
     )
 
 

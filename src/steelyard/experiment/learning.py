@@ -18,6 +18,7 @@ from steelyard.base.measures import MEASURES, TASKS, TaskMeasures, measure_of
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
+from steelyard.data.cells import plain
 from steelyard.data.facts import FactSettings
 from steelyard.data.preparation import Column, Preparation, Scale, Target
 from steelyard.data.site_sums import SiteSums, scales
@@ -336,21 +337,19 @@ class LearningDescription(Description):
         data = self.data
         if not isinstance(data, Csv):
             return None
-        numbers = {name: Column(name=name, kind="number") for name in usual.columns}
-        worded = {
-            name: Column(name=name, kind="category", levels=[str(word) for word in data.levels.get(name, words)])
-            for name, words in usual.words.items()
-            if name != data.labels
-        }
+        levels = {name: list(map(plain, data.levels.get(name, words))) for name, words in usual.words.items()}
         names = list(usual.words.get(data.labels, ()))
         columns = [
-            column.model_copy(
-                update={"missing": list(data.na_values.get(name, ())), "indicator": name in data.indicators}
+            Column(
+                name=name,
+                kind="category" if name in levels else "number",
+                levels=levels.get(name, []),
+                missing=list(map(plain, data.na_values.get(name, ()))),
             )
-            for name, column in sorted((numbers | worded).items())
+            for name in sorted({*usual.columns, *levels} - {data.labels})
         ]
         scale = None
-        if numbers and set(numbers) <= set(data.scales):
+        if usual.columns and set(usual.columns) <= set(data.scales):
             mean, deviation = (list(part) for part in zip(*(data.scales[name] for name in usual.columns), strict=True))
             fill = [0.0] * len(mean) if data.missing == "zero" else mean
             scale = Scale(fill=fill, mean=mean, deviation=deviation)
@@ -365,6 +364,9 @@ class LearningDescription(Description):
                 positive_above=data.positive_above,
             ),
             columns=columns,
+            indicators=list(data.indicators),
+            owner=data.owner,
+            cells=data.cells(),
             missing=data.missing,
             normalise=data.normalise,
             scale=scale,

@@ -151,6 +151,10 @@ class Csv(FileSource, named="csv"):
             splits_owners=self.owner is not None and self.held_out is not None,
         )
 
+    def cells(self) -> dict[str, dict[str, Any]]:
+        """Return by column how its cells are read, as a model takes it along."""
+        return {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in self.columns.items()}
+
     def is_category(self, column: str) -> bool:
         """Whether a column is named as a category."""
         declared = self.columns.get(column)
