@@ -128,6 +128,10 @@ def test_a_model_of_a_changed_run_is_none_and_its_folder_is_held_to_the_run(left
     document["origin"]["rule"] = "CR>DS"
     (tmp_path / "other" / DOCUMENT).write_text(json.dumps(document))
     assert verified(run, tmp_path / "other") == [1, ""]
+    for changes in ({"origin__threshold": 0.9}, {"network__settings": {"name": "logistic", "bias": False}}):
+        other = shutil.copytree(model, tmp_path / f"other-{next(iter(changes))}")
+        json_changed(**changes)(other)
+        assert verified(run, other) == [1, ""], changes
     assert_refused(lambda: Result(run).model(round=1), "got 1", "which are 2")
     assert_refused(lambda: Result(run).model(round="best"), "got best", "rounds.keep")
     assert_refused(lambda: Result(run).model("nobody"), "'nobody'")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import Ask, read_experiment
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
+from steelyard.learning.settings import ModelSettings
 from steelyard.models.card import card
-from steelyard.models.document import ModelDocument, Network, Origin, Test
+from steelyard.models.document import CodeFile, ModelDocument, Network, Origin, Test
 from steelyard.models.folder import DOCUMENT, Model, code_file, held_of, own_digest, read_document
 from steelyard.proof.signing import model_digest
 from steelyard.report.record import record
@@ -120,8 +121,7 @@ class _Taken:
     def model(self, *, named: bool, ask: Ask | None) -> Model:
         """Return the model: network, weights, where it is from, and its card."""
         settings, target = self.experiment.model, self.preparation.target
-        source, _, factory = settings.name.rpartition(":")
-        if source and ask is not None and not is_handed_over(settings.name):
+        if ":" in settings.name and ask is not None and not is_handed_over(settings.name):
             ask(str(self.history.folder), {"model.name": settings.name})
         pixels, outputs = target.task == "segmentation", len(target.names)
         network = build(settings, self.preparation.shape, outputs, self.seed, pixels=pixels)
@@ -130,10 +130,7 @@ class _Taken:
             numbers = f"{layout.size} numbers, its model {len(self.kept.parameters)}"
             raise UserError(f"{self.history.folder}: its network has {numbers}; expected as many")
         layout.write(network, self.kept.parameters.to(torch.float32))
-        code = Path(source).read_bytes() if source.endswith(".py") else b""
-        fields = settings.model_dump(mode="json", exclude_none=True)
-        if code:
-            fields["name"] = f"{files.CODE}/{Path(source).name}:{factory}"
+        fields, code, held = _network(settings)
         names = [slot.name for slot in layout.slots]
         document = ModelDocument(
             origin=self._origin(named=named),
@@ -141,7 +138,7 @@ class _Taken:
             preparation=self.preparation,
             weights=held_of(b""),
             card=held_of(b""),
-            code=code_file(Path(source).name, code) if code else None,
+            code=held,
         )
         return Model(document, network.eval(), card(document, self.found, self._left_out), code)
 
@@ -151,7 +148,7 @@ class _Taken:
             why = "the rule that the comparison recommends"
         elif self.found["beside"] and not named:
             why = "the run's main rule; no rule is recommended"
-        leading = self.experiment.rounds.leading
+        measure, threshold = _leading(self.experiment)
         return Origin(
             run=self.found["name"],
             purpose=self.experiment.description,
@@ -162,8 +159,8 @@ class _Taken:
             chosen="; ".join(filter(None, (why, self.kept.why))),
             digest=model_digest(self.kept.parameters),
             closing=next(iter(self.found["hashes"].values())),
-            measure=None if leading is None else leading.name,
-            threshold=0.5 if leading is None else leading.threshold,
+            measure=measure,
+            threshold=threshold,
             tests=self._tests(),
             version=__version__,
         )
@@ -217,8 +214,24 @@ def _test(where: str, rows: int, measure: str, value: object, error: float | Non
     return Test(where=where, rows=rows, measure=kind.name, value=number, low=low, high=high)
 
 
+def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile | None]:
+    """Return the fields of a network as a folder has them, with the file of code that builds it."""
+    fields = settings.model_dump(mode="json", exclude_none=True)
+    source, _, factory = settings.name.rpartition(":")
+    if not source.endswith(".py"):
+        return fields, b"", None
+    name, code = Path(source).name, Path(source).read_bytes()
+    return {**fields, "name": f"{files.CODE}/{name}:{factory}"}, code, code_file(name, code)
+
+
+def _leading(experiment: LearningDescription) -> tuple[str | None, float]:
+    """Return the measure that leads, and above which probability the second of two classes is predicted."""
+    leading = experiment.rounds.leading
+    return (None, 0.5) if leading is None else (leading.name, leading.threshold)
+
+
 def look_at_model(folder: Path, run: Path, found: Findings) -> None:
-    """Hold a model's folder to a run: its numbers to the chain, what its rows go through to what the run noted."""
+    """Hold a model's folder to a run: its numbers to the chain, its network and preparation to what the run noted."""
     document, history = read_document(folder), History(run)
     origin = document.origin
     digest = own_digest(folder, document)
@@ -230,5 +243,12 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     text = history.facts.preparations.get(str(origin.seed), "")
     if not text or Preparation.model_validate_json(text) != document.preparation:
         found.change(f"{folder / DOCUMENT}: what its rows go through is not what this run noted")
+    experiment = read_experiment(run)
+    if isinstance(experiment, LearningDescription):
+        fields, _, code = _network(experiment.model)
+        if (document.network.settings, document.code) != (fields, code):
+            found.change(f"{folder / DOCUMENT}: its network is not the one of this run")
+        if (origin.measure, origin.threshold) != _leading(experiment):
+            found.change(f"{folder / DOCUMENT}: its measure or threshold is not the one of this run")
     if not found.changed:
         found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, as the run made it"
