@@ -249,6 +249,9 @@ def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callab
         assert_refused(Result(tmp_path / "run").model, "Net", "trust=True")
         assert_refused(lambda: Figures(tmp_path).model("run"), "Net", "--trust")
     Result(tmp_path / "run").model(trust=True).save(tmp_path / "model")
+    if made is own:
+        shutil.rmtree(tmp_path / "run" / "code")
+        assert_refused(lambda: Result(tmp_path / "run").model(trust=True), "was changed")
     shutil.rmtree(tmp_path / "run")
     for gone in ("digits/train", "patients.csv", "net.py"):
         shutil.rmtree(tmp_path / gone) if (tmp_path / gone).is_dir() else (tmp_path / gone).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import torch
 
 from steelyard import __version__
 from steelyard.base import files
-from steelyard.base.errors import UserError, listed
+from steelyard.base.errors import UserError, listed, told_as
 from steelyard.base.measures import MEASURES, TASKS, measure_of
 from steelyard.base.usercode import is_handed_over
 from steelyard.data.preparation import Preparation
@@ -220,7 +220,8 @@ def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile |
     source, _, factory = settings.name.rpartition(":")
     if not source.endswith(".py"):
         return fields, b"", None
-    name, code = Path(source).name, Path(source).read_bytes()
+    with told_as(f"{source} cannot be read", "the code that the run kept, in its folder"):
+        name, code = Path(source).name, Path(source).read_bytes()
     return {**fields, "name": f"{files.CODE}/{name}:{factory}"}, code, code_file(name, code)
 
 
