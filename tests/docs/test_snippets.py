@@ -20,8 +20,8 @@ def data_folder() -> Path | None:
     return beside.resolve() if beside.is_dir() else None
 
 
-# Each of these shows a kind of snippet: Python, files and commands, a refusal; all others take minutes together.
-QUICK = ("README.md", "docs/guide/own-data.md", "docs/guide/troubleshooting.md")
+# These show Python, commands and a refusal; all others take minutes together.
+QUICK = ("README.md", "docs/guide/troubleshooting.md")
 PAGES = [page for page, text in written_pages().items() if any("not run" not in each.notes for each in snippets(text))]
 
 

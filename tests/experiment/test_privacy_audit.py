@@ -49,6 +49,7 @@ def test_a_sample_is_known_to_be_among_the_clients_and_noise_hides_it() -> None:
         assert by[model, "local noise, ε = 1"]["found"] < 0.15
 
 
+@pytest.mark.slow
 def test_a_linear_model_is_solved_for_and_a_class_alone_hides_it() -> None:
     found = {
         (row["model"], row["questions"], row["answer"]): (row["agrees"], row["apart"]) for row in audit_extraction(100)

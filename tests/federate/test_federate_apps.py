@@ -139,7 +139,7 @@ class Mortal(FakeGrid):
         return names
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("lost", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_goes_on_from_what_clients_kept_or_notes_that_it_is_lost(tmp_path: Path, lost: bool) -> None:
     flaws = [{"kind": "own-model", "clients": ["client-000"]}]
     document = side_by_side(rounds={"count": 3, "fraction": 1.0}, flaws=flaws)

@@ -1,4 +1,4 @@
-"""Real federations on loopback, as processes: TLS, a kill and what follows it, hidden sums; slow ones that go wrong."""
+"""Real federations on loopback, as processes: TLS, a kill and what follows it; slow: hidden sums, what goes wrong."""
 
 from __future__ import annotations
 
@@ -148,6 +148,7 @@ def test_scaffold_and_feddyn_with_a_superlink_that_is_killed_and_resumed_equal_t
             assert [one.before for one in mine[1:]] == [one.statement.digest() for one in mine[:-1]]
 
 
+@pytest.mark.slow
 def test_hidden_updates_of_two_nodes_give_the_model_of_a_simulation_in_the_open(tmp_path: Path) -> None:
     rounds = {"count": 2, "fraction": 1.0, "evaluate_every": 2}
     run(experiment(2, rounds=rounds, weighing=HIDDEN["weighing"]), out=tmp_path / "open")

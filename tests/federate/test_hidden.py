@@ -118,7 +118,7 @@ def test_a_federation_gives_the_model_that_updates_in_the_open_give(tmp_path: Pa
     assert ((counts > 0.2) & (counts < 0.3)).all()
 
 
-@pytest.mark.parametrize("stage", [KeysForm.kind, TRAIN, OpenForm.kind])
+@pytest.mark.parametrize("stage", [pytest.param(KeysForm.kind, marks=pytest.mark.slow), TRAIN, OpenForm.kind])
 def test_a_node_that_drops_out_is_left_out_as_in_the_open(tmp_path: Path, stage: str) -> None:
     history, _ = spoiled(tmp_path / "run", {(stage, 42): None})
     assert list(failures(history)) == ([] if stage == OpenForm.kind else ["client-002"])

@@ -168,7 +168,8 @@ def test_what_speaks_to_the_server_never_loads_torch():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_the_worker_of_a_single_node_is_no_copy_and_one_that_died_is_replaced(nodes: int):
     workers = Workers(WorkersSpec([{"client": "a"}] * nodes))
     try:

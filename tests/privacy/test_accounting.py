@@ -241,6 +241,7 @@ def test_the_curve_at_its_edges() -> None:
     assert [each.tolist() for each in curves] == [[1.0, 0.0]] * 3
 
 
+@pytest.mark.slow
 def test_randomised_response_is_bounded_from_below_and_never_by_more_than_is_true() -> None:
     """Each canary's bit is told truly with e^ε/(1 + e^ε): nothing that keeps ε tells more of it."""
     epsilon, generator, found = 2.0, np.random.default_rng(1), list[float]()

@@ -113,7 +113,11 @@ def spoil(folder: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("case", CASES)
+SELDOM = ("a budget", "bandit", "clients that train on from their own models")
+"""Cases for slow tests: others stop and go on with states of the same kinds."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SELDOM)) for case in CASES])
 def test_learning(tmp_path: Path, case: str) -> None:
     whole = interrupted(tmp_path, "run", write(CASES[case], tmp_path))
     _, states, tensors = checkpoint(whole)

@@ -292,6 +292,7 @@ def test_a_part_runs_its_scenes_and_says_what_is_not_done(parts: list[Path]) -> 
     assert "1 scene not done" in files_of(parts[1]).sentence
 
 
+@pytest.mark.slow
 def test_joined_parts_are_the_whole_with_its_models(parts: list[Path], tmp_path: Path) -> None:
     whole = join(Arena, [parts[1], parts[0]], tmp_path / "joined")
     joined = Arena.read(whole)
@@ -372,6 +373,7 @@ def test_levels_fall_for_candidates_that_come_later(own_state: Path) -> None:
     assert judge(second, {}).level == ALPHA / 6
 
 
+@pytest.mark.slow
 def test_a_scene_that_is_decided_gets_no_more_seeds_and_a_stop_changes_nothing(
     own_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def _gone(process: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_a_killed_process_takes_its_runs_with_it(tmp_path: Path) -> None:
     first = subprocess.Popen(
         [sys.executable, __file__, str(tmp_path)], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
