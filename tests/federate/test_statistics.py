@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -237,20 +236,17 @@ def test_what_nodes_say_of_themselves_is_said_in_our_words(said: list[SaidFindin
     assert [line[: len(noted)] for line in lines] == [noted]
 
 
-def test_each_site_compares_itself_and_tells_what_its_owner_allows(
-    sites: Sites, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_site_compares_itself_and_tells_what_its_owner_allows(sites: Sites, messages: list[str]) -> None:
     """One has doses in other units, one 30 ages of -999; the third, which has the answer, lets no finding out."""
     damage = {"north": lambda t: t.assign(dose=t["dose"] * 1000), "south": _without_ages, "west": _with_the_answer}
-    caplog.set_level(logging.WARNING)
     grid = sites("findings", "findings", "sums", damage=damage)
     clients, held = surveyed(grid, data={"normalise": "client"})
     assert held == {}
     told = [(found.name, found.site, found.column, found.figures) for found in clients.findings]
     assert told == [("other-units", "north", "dose", {"factor": 1000.0}), ("not-recorded", "south", "age", {})]
-    own = [record.getMessage() for record in caplog.records if record.name.endswith("client_app")]
-    assert any("-999 in 22 rows" in line for line in own)
-    assert any("'dose' at 'west' alone gives the label" in line for line in own)
+    # the owner's log says it all, and the server is told only what the owner allows
+    assert any("-999 in 22 rows" in line for line in messages)
+    assert any("'dose' at 'west' alone gives the label" in line for line in messages)
 
 
 def _without_ages(table: pd.DataFrame) -> pd.DataFrame:

@@ -153,8 +153,10 @@ def test_the_page_gives_the_model_of_a_run_and_runs_no_code_for_it(left: Path, t
 
 
 def test_figures_of_a_group_stand_under_their_own_headings(
-    left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    # wide enough that no heading is folded, whatever the figures are
+    monkeypatch.setenv("COLUMNS", "300")
     on_new_rows(left / "model", [left / "held.csv"])
     whole = capsys.readouterr().out.splitlines()
     rows = pandas.read_csv(left / "held.csv")
