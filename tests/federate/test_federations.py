@@ -108,6 +108,7 @@ def test_two_nodes_with_tls_equal_the_simulation_and_sign_and_are_absent_at_time
     assert [answer.outcome for answer in shown].count("absent") == 3
 
 
+@pytest.mark.timeout(900)  # eight processes in turn: minutes on a machine with other work
 def test_scaffold_and_feddyn_with_a_superlink_that_is_killed_and_resumed_equal_the_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
