@@ -29,7 +29,8 @@ from steelyard.clients.flower.wire import (
 )
 from steelyard.clients.node import NodeConfig, Terms
 from steelyard.data.site_sums import SiteSums, scales
-from steelyard.experiment.loading import build, read_experiment
+from steelyard.experiment.loading import RUN_FILE, build, read_experiment
+from steelyard.experiment.resuming import accept_experiment
 from steelyard.experiment.running import run
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.book import ASKED
@@ -117,6 +118,13 @@ def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tab
     asked = (tmp_path / "north" / ASKED).read_text().splitlines()
     assert '"what":"statistics","run":"5"' in asked[0]
     assert sum('"statistics"' in line for line in asked) == 1
+    # Changes that are accepted keep what rows go through, but for changes of the data: the nodes are not asked again.
+    file, text = tmp_path / "federated" / RUN_FILE, (tmp_path / "federated" / RUN_FILE).read_text()
+    for edit, kept in ((("count = 2", "count = 3"), found.facts.preparations), (('"mean"', '"zero"'), {})):
+        file.write_text(text.replace(*edit))
+        accept_experiment(file.parent)
+        assert (History(file.parent).facts.preparations, file.read_text() == text) == (kept, False)
+    assert_refused(Result(file.parent).model, "does not say what its rows went through")
 
 
 def test_a_site_that_tells_nothing_is_scaled_by_what_the_others_agreed(sites: Sites, tables: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +16,9 @@ import pytest
 import torch
 from tests.kit import assert_refused, inside, made_once, small
 from tests.page.page_server import serving
+from tests.report.test_manipulations import edited
+from tests.runs.contents import chain_again
+from tests.runs.signed_runs import a_key
 
 from steelyard import Experiment, History, Model, Result
 from steelyard.cli.models import on_new_rows
@@ -25,7 +26,9 @@ from steelyard.data import load, share_out
 from steelyard.data.tables import read_tables
 from steelyard.learning.settings import ModelSettings
 from steelyard.models.folder import CARD, DOCUMENT, WEIGHTS
+from steelyard.models.taking import ChangedRun, take
 from steelyard.page.overview import Figures
+from steelyard.runs.checkpoint import read_tensors, write_tensors
 from steelyard.weighing.order import chooses
 
 SMALL_RUN = {"rounds": {"count": 2, "share": 0.5}, "compute": {"engine": "loop", "device": "cpu"}}
@@ -38,7 +41,7 @@ def hospitals(folder: Path) -> None:
     experiment: Any = Experiment.load("hospitals")
     table = read_tables([experiment.data.path], experiment.data.owner, {})
     table.frame.to_csv(folder / "all.csv", index=False)
-    changes = [f"data.path={folder / 'all.csv'}", "rounds.count=2"]
+    changes = [f"data.path={folder / 'all.csv'}", "rounds.count=2", "rounds.keep=best"]
     experiment = Experiment.load("hospitals", changes)
     result = experiment.run(folder / "run", progress=False)
     population = share_out(load(experiment.data), experiment.partition, experiment.seed)
@@ -132,14 +135,66 @@ def test_a_model_of_a_changed_run_is_none_and_its_folder_is_held_to_the_run(left
         other = shutil.copytree(model, tmp_path / f"other-{next(iter(changes))}")
         json_changed(**changes)(other)
         assert verified(run, other) == [1, ""], changes
-    assert_refused(lambda: Result(run).model(round=1), "got 1", "which are 2")
-    assert_refused(lambda: Result(run).model(round="best"), "got best", "rounds.keep")
+    assert_refused(lambda: Result(run).model(round=3), "got 3", "which are")
     assert_refused(lambda: Result(run).model("nobody"), "'nobody'")
-    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as database, database:
-        database.execute("UPDATE info SET value = replace(value, '77.0', '99.0') WHERE key = 'preparations'")
+    edited(run, EDITS["a range"])
     answer = inside("model", run, "--out", "none", folder=tmp_path)
     assert (answer.returncode, (tmp_path / "none").exists(), "changed" in answer.stderr) == (1, False, True)
     assert (inside("model", run, "--out", model, folder=tmp_path).returncode) == 1
+
+
+def noted(before: str, after: str, key: str = "preparations") -> str:
+    return f"UPDATE info SET value = replace(value, '{before}', '{after}') WHERE key = '{key}'"
+
+
+def weights_moved(prefix: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (file,) = (folder / "checkpoints").iterdir()
+        write_tensors(file, {name: one + name.startswith(prefix) for name, one in read_tensors(file).items()})
+
+    return change
+
+
+def other_network(folder: Path) -> None:
+    text = (folder / "experiment.toml").read_text()
+    (folder / "experiment.toml").write_text(text.replace('"logistic"', '"linear"'))
+    edited(folder, noted('"logistic"', '"linear"', "experiment_text"))
+
+
+EDITS: dict[str, str | Callable[[Path], object]] = {
+    "weights": weights_moved("models/"),
+    "weights of the best round": weights_moved("best/"),
+    "a range": noted("77.0", "99.0"),
+    "a scale": noted('mean\\":[', 'mean\\":[9'),
+    "names of classes": noted("target > 0", "healthy"),
+    "the label": noted('label\\":\\"target', 'label\\":\\"sex'),
+    "order of columns": noted('\\"chol\\"', '\\"oldpeak\\"'),
+    "the best round": "UPDATE checkpoints SET states = replace(states, '{\"round\": 2, ', '{\"round\": 1, ')",
+    "the network": other_network,
+    "the server's score": "UPDATE rounds SET server_metrics = NULL, server_accuracy = 0.99",
+    "a site's rows": "UPDATE updates SET samples = zeroblob(length(samples))",
+    "the rule": "UPDATE federations SET rule = 'mine' WHERE rule = 'fedavg'",
+}
+
+
+def test_there_is_no_model_of_a_run_of_which_anything_was_changed(left: Path, tmp_path: Path):
+    run = left / "kept-run"
+    for name, edit in EDITS.items():
+        other = shutil.copytree(run, tmp_path / name)
+        edited(other, edit)
+        with pytest.raises(ChangedRun):
+            take(other)
+    # Who computes the closing record again is found by the final hash, or by keys where the run was signed.
+    forged = shutil.copytree(run, tmp_path / "forged")
+    edited(forged, EDITS["names of classes"])
+    chain_again(forged, None)
+    assert "healthy" in take(forged).preparation.target.names
+    kept = History(run).chain.closing
+    assert take(run, head=kept).document == take(run).document
+    a_key(tmp_path / "keys" / "server")
+    for known in ({"head": kept}, {"keys": tmp_path / "keys"}):
+        with pytest.raises(ChangedRun):
+            take(forged, **known)
 
 
 def test_the_page_gives_the_model_of_a_run_and_runs_no_code_for_it(left: Path, tmp_path: Path):
@@ -247,6 +302,7 @@ def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callab
     Experiment(**SMALL_RUN, partition=HELD, weighing={"criteria": ["DS"]}, **sections).run(tmp_path / "run")
     rounds = History(tmp_path / "run").rounds.iloc[-1]
     stored = rounds["server_accuracy"] if figure == "accuracy" else json.loads(rounds["server_metrics"])[figure]
+    assert_refused(lambda: Result(tmp_path / "run").model(round="best", trust=True), "got best", "rounds.keep")
     if made is own:
         assert_refused(Result(tmp_path / "run").model, "Net", "trust=True")
         assert_refused(lambda: Figures(tmp_path).model("run"), "Net", "--trust")

@@ -23,7 +23,7 @@ from steelyard.cli.options import (
     TrustOption,
     asking,
 )
-from steelyard.cli.printing import emit, finish
+from steelyard.cli.printing import emit, finish, next_step
 from steelyard.clients.flower.register import FILE, Entry, enter, remove
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.federate import require_flower
@@ -37,6 +37,7 @@ from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.proof.signing import Keys, read_public_key
 from steelyard.report.rendering import Table
 from steelyard.result import Result
+from steelyard.runs.history import History
 
 if TYPE_CHECKING:
     from steelyard.federate.queue import ServerFolder, ServerRun
@@ -176,7 +177,10 @@ def log(server: ServerArgument, run: RunNumber = None) -> None:
 def _follow(run: ServerRun) -> None:
     """Follow a run until it ends; an interrupt ends the following alone, and says so."""
     try:
-        print(printable(str(until_it_ends(run))))
+        folder = until_it_ends(run)
+        has_model = bool(History(folder).facts.preparations)
+        for line in (str(folder), *next_step(str(folder), "table", has_model=has_model)):
+            print(printable(line))
     except KeyboardInterrupt:
         show, end = (run.server.command(name, str(run.number)) for name in ("follow", "stop"))
         print(

@@ -15,7 +15,7 @@ from steelyard.base.errors import new_file, printable, told_as
 from steelyard.base.files import write
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
-from steelyard.cli.options import FormatOption, TrustOption, asking
+from steelyard.cli.options import FormatOption, HeadOption, KeysOption, TrustOption, asking
 from steelyard.cli.printing import emit
 from steelyard.report.rendering import Copied, Table
 
@@ -43,6 +43,8 @@ def model(
         str | None,
         typer.Option("--round", help="last, best or a number. Default: the best where rounds.keep is best, else last."),
     ] = None,
+    keys: KeysOption = None,
+    head: HeadOption = None,
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
@@ -54,7 +56,7 @@ def model(
 
     with doing("taking the model"):
         try:
-            found = take(run, rule, round, ask=asking(trust))
+            found = take(run, rule, round, ask=asking(trust), keys=keys, head=head)
         except ChangedRun as changed:
             _log.error(str(changed))
             raise typer.Exit(1) from None

@@ -53,6 +53,10 @@ AcceptOption = Annotated[
     typer.Option("--accept", help="Go on in spite of this finding of `steelyard check`. May be given again."),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run of kind recommend.")]
+KeysOption = Annotated[
+    Path | None, typer.Option("--keys", help="Folder of public keys that you trust: NODE.pub, server.pub.")
+]
+HeadOption = Annotated[str | None, typer.Option("--head", help="The final hash of this run that you kept elsewhere.")]
 RuleOption = Annotated[str | None, typer.Option(help="Which rule of the run; default: the main one.")]
 
 

@@ -179,12 +179,17 @@ def finish(work: Callable[[], Result], format: Format, report: bool = False) -> 
 
 def show_result(document: Comparison, format: Format = "text", *lines: str, has_model: bool = False) -> None:
     """Print the result of a run, and what to do next; `lines` come last."""
-    after, run = [*more_seeds(document.recommendation), f"run stored in {document.run}"], shlex.quote(document.run)
-    if document.recommendation is not None:
-        look = "recommend report" if ranks_lists(document.measure) else "table"
-        taken = f"model {run} --out {shlex.quote(f'{document.run}-model')}"
-        after.append(f"next: steelyard {taken if has_model else f'{look} {run}'}")
+    after = [*more_seeds(document.recommendation), f"run stored in {document.run}"]
+    look = "recommend report" if ranks_lists(document.measure) else "table"
+    after += next_step(document.run, None if document.recommendation is None else look, has_model=has_model)
     emit(document, format, result_parts(document), [*after, *lines], lambda: comparison_csv(document))
+
+
+def next_step(run: str, look: str | None = None, *, has_model: bool) -> list[str]:
+    """Return the line that names what to do with a run: take its model, or else `look` at it, where that shows much."""
+    taken = f"model {shlex.quote(run)} --out {shlex.quote(f'{run}-model')}"
+    command = taken if has_model else None if look is None else f"{look} {shlex.quote(run)}"
+    return [] if command is None else [f"next: steelyard {command}"]
 
 
 def result_parts(document: Comparison) -> list[Block]:

@@ -13,7 +13,16 @@ import typer
 
 from steelyard.base.errors import UserError, printable
 from steelyard.base.logs import doing, quiet
-from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption, TrustOption, asking
+from steelyard.cli.options import (
+    FormatOption,
+    HeadOption,
+    KeysOption,
+    OutOption,
+    ReportOption,
+    RuleOption,
+    TrustOption,
+    asking,
+)
 from steelyard.cli.printing import emit, finish, warn_of_changes
 from steelyard.contributions import finding
 from steelyard.report.rendering import Copied
@@ -26,12 +35,8 @@ if TYPE_CHECKING:
 
 def verify(
     folder: Annotated[Path, typer.Argument(help="A run's folder.")],
-    keys: Annotated[
-        Path | None, typer.Option("--keys", help="Folder of public keys that you trust: NODE.pub, server.pub.")
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option("--head", help="The final hash of this run that you kept elsewhere.")
-    ] = None,
+    keys: KeysOption = None,
+    head: HeadOption = None,
     prefix: Annotated[
         str | None, typer.Option("--prefix", help="The head of a round that you kept, of a run that has gone on.")
     ] = None,
@@ -65,7 +70,7 @@ def record(
     attacks: Annotated[
         Path | None, typer.Option("--attacks", help="Folder of `steelyard attack`; default: the one the run lies in.")
     ] = None,
-    keys: Annotated[Path | None, typer.Option("--keys", help="Folder of public keys that you trust.")] = None,
+    keys: KeysOption = None,
 ) -> None:
     """Write one page to hand over: verdict, purpose, data by site, rule, contributions, privacy, attacks, versions.
 

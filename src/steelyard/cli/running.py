@@ -34,6 +34,7 @@ from steelyard.cli.options import (
 from steelyard.cli.printing import (
     emit,
     finish,
+    next_step,
     print_part,
     refuse_together,
     report_line,
@@ -179,7 +180,8 @@ def compare(
             document.tested()
     if report:
         write_own_report(result, document)
-    lines = [f"run stored in {folder}", _tables_line(folder), report_line(str(folder), report)]
+    taken = next_step(str(folder), has_model=bool(result.history.facts.preparations))
+    lines = [f"run stored in {folder}", _tables_line(folder), *taken, report_line(str(folder), report)]
     _print_table(document, format, lines, all_tables=full, in_words=full)
 
 

@@ -42,16 +42,25 @@ class ChangedRun(UserError):
     """A run is not as it was written: there is no model of it."""
 
 
-def take(run: Path, rule: str | None = None, round: str | None = None, *, ask: Ask | None = None) -> Model:
+def take(
+    run: Path,
+    rule: str | None = None,
+    round: str | None = None,
+    *,
+    ask: Ask | None = None,
+    keys: Path | None = None,
+    head: str | None = None,
+) -> Model:
     """Return a rule's model of a run: the recommended rule's, or the main one's, unless one is named.
 
     `round` is last, best, or a number: of rounds whose model the run keeps; None: the best where the run keeps it
     (`rounds.keep`), else the last. `ask` is called with the code of the run's own network before that runs. A run that
-    is not as it was written is refused as a `ChangedRun`.
+    is not as it was written, or not as `keys` or a final hash kept elsewhere (`head`) say, is refused: `ChangedRun`.
     """
-    checked = verify(run)
-    if checked.code == CHANGED:
-        raise ChangedRun(f"{run}: was changed, so there is no model of it; see `steelyard verify {run}`")
+    checked = verify(run, keys, head)
+    if checked.code == CHANGED or (keys is not None and checked.code):
+        what = [*checked.found.changed, *checked.found.unchecked][0].line()
+        raise ChangedRun(f"{run}: was changed, so there is no model of it: {what}; see `steelyard verify {run}`")
     experiment, history = read_experiment(run), History(run)
     if not isinstance(experiment, LearningDescription):
         raise UserError(f"{run}: is no run of kind learning, and no model of other kinds can be taken; allowed: such")
