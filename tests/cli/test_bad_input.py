@@ -148,7 +148,7 @@ PLAN = "privacy plan --rounds 30 --delta 1e-6"
 TYPED: dict[str, str] = {
     "run": "Missing argument",
     "run quickstrat": "did you mean 'quickstart'",
-    "run train.tsv": "not valid TOML",
+    "run train.tsv": "holds data and is no experiment. Write one: steelyard new my.toml --csv train.tsv",
     "run empty.toml": "empty.toml: holds no field",
     "run learn.toml extra": "unexpected extra argument",
     "run learn.toml --nope": "--nope",
@@ -179,6 +179,9 @@ TYPED: dict[str, str] = {
     "compare learn.toml --participation 1 --part 1/2": "--part: got with --participation; allowed: each of its runs",
     f"{COMPARE} onlin": "did you mean 'online'",
     f"{COMPARE} DS,DS": "--rules: 'DS' is there twice",
+    f"{COMPARE} DS,fedavg": "--rules: 'fedavg' is there twice, as 'DS' too",
+    f"{COMPARE} feddisco(a=1,a=2)": "--rules: got 'feddisco(a=1,a=2)'; allowed: a once",
+    f"{COMPARE} 'clip(EQ;mix;mix)'": "allowed: mix once",
     f"{COMPARE} {LONG}": "at most 200 characters",
     f"{COMPARE} 'power(DS)^0'": "power",
     f"{COMPARE} 'choquet(DS,LD;nofile)'": "nofile",

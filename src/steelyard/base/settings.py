@@ -194,6 +194,8 @@ def read_named(text: str, option: str) -> dict[str, Any]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not inside.endswith(")"):
             raise UserError(f"{option}: got '{text}'; allowed: {name}(parameter=value), as in fedprox(mu=0.01)")
+        if key in given:
+            raise UserError(f"{option}: got '{text}'; allowed: {key} once")
         given[key] = read_value(value)
     return given
 
@@ -422,6 +424,11 @@ def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a section by name; of one of several kinds those of all its kinds."""
     kinds = section.kinds.values() if issubclass(section, Kinds) and not section.named else ()
     return {field.alias or name: field for each in (section, *kinds) for name, field in each.model_fields.items()}
+
+
+def defaults_of(section: type[BaseModel]) -> dict[str, Any]:
+    """Return the fields of a section with their defaults; use it where its parameters are shown."""
+    return {name: field.get_default(call_default_factory=True) for name, field in section.model_fields.items()}
 
 
 def type_below(annotation: Any, part: int | str) -> Any:

@@ -17,7 +17,7 @@ from steelyard import manual
 from steelyard.algorithms import catalogue
 from steelyard.base.documents import first_line, schema_with_texts
 from steelyard.base.errors import UserError, brief, counted, listed, printable
-from steelyard.base.settings import Section, parse
+from steelyard.base.settings import Section, defaults_of, parse
 from steelyard.cli.options import (
     AcceptOption,
     ExperimentArgument,
@@ -104,7 +104,7 @@ def _algorithms() -> Listing:
         {
             "name": name,
             "description": first_line(made),
-            "parameters": {key: field.default for key, field in made.model_fields.items()},
+            "parameters": defaults_of(made),
             "keeps": list(made.keeps),
             "sends": list(made.sends),
         }
@@ -115,7 +115,7 @@ def _algorithms() -> Listing:
 
 
 def _parameters(made: type[Section]) -> str:
-    return ", ".join(f"{name} = {field.default}" for name, field in made.model_fields.items()) or "no parameters"
+    return ", ".join(f"{name} = {value}" for name, value in defaults_of(made).items()) or "no parameters"
 
 
 def _policies() -> Listing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib.util
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -87,6 +88,14 @@ def recipes() -> dict[str, Traversable]:
     return dict(sorted(found.items()))
 
 
+DATA: Mapping[str, tuple[str, ...]] = {
+    "--csv": (".csv", ".tsv", ".csv.gz", ".xlsx", ".sav", ".dta"),
+    "--parquet": (".parquet",),
+    "--images": (".zip",),
+}
+"""How files of data end that somebody may take for an experiment, by the option of `steelyard new` that reads them."""
+
+
 def source_text(name_or_file: str | Path) -> str:
     """Return the TOML text of a recipe or a file."""
     text, path = str(name_or_file), Path(name_or_file)
@@ -94,9 +103,16 @@ def source_text(name_or_file: str | Path) -> str:
     if text in ready:
         return ready[text].read_text(encoding="utf-8")
     if not _is_file(path):
+        if _is_file(path / RUN_FILE):
+            raise UserError(f"{path}: is the folder of a run; allowed: {path / RUN_FILE}, its experiment")
         raise UserError(
             f"experiment {brief(text)}: no such recipe or file{nearest(text, ready)}; recipes: {listed(ready)}, "
             "or the path of a TOML file"
+        )
+    option = next((option for option, ends in DATA.items() if path.name.lower().endswith(ends)), None)
+    if option is not None:
+        raise UserError(
+            f"{path}: holds data and is no experiment. Write one: steelyard new my.toml {option} {shlex.quote(text)}"
         )
     try:
         return path.read_text(encoding="utf-8")

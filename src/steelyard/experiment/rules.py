@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
@@ -18,11 +18,7 @@ from steelyard.experiment.description import Description, FederationSettings, fe
 from steelyard.experiment.loading import Ask, build, read_document
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.policy import known as policies
-from steelyard.weighing.words import WORDS, Frame, read_rule, show_priority, split
-
-if TYPE_CHECKING:
-    pass
-
+from steelyard.weighing.words import WORDS, Frame, read_rule, respelt, show_priority, split
 
 _log = logger(__name__)
 
@@ -60,27 +56,36 @@ def rules_with_reasons(
         load_algorithms(experiment.algorithm.plugins)
     found: dict[str, FederationSettings] = {}
     left_out: dict[str, str] = {}
-    for text in texts:
-        for word in split(text):
-            if len(word) > _LONGEST:
-                raise UserError(f"--rules: got {brief(word)}; allowed: rules of at most {_LONGEST} characters")
-            if word == "recipe":
-                found.update(experiment.rules())
-            elif word == "all":
-                every, left_out = _every_rule(experiment)
-                found.update(every)
-            elif word in experiment.rules():
-                if word in found and "recipe" not in texts:
-                    raise UserError(f"--rules: '{word}' is there twice; allowed: each rule once")
-                found[word] = experiment.rules()[word]
-            else:
-                name, settings = _rule(word, experiment)
-                if found.get(name) == settings:
-                    raise UserError(f"--rules: '{word}' is there twice; allowed: each rule once")
+    own, words = experiment.rules(), [word for text in texts for word in split(text)]
+    for word in words:
+        if len(word) > _LONGEST:
+            raise UserError(f"--rules: got {brief(word)}; allowed: rules of at most {_LONGEST} characters")
+        if word not in own:
+            word = respelt(word, (*registry.known(), *algorithms()))
+        if word == "recipe":
+            found.update(own)
+        elif word == "all":
+            every, left_out = _every_rule(experiment)
+            found.update(every)
+        else:
+            name, settings = (word, own[word]) if word in own else _rule(word, experiment)
+            same = next((old for old, rule in found.items() if _alike(rule, settings, experiment)), None)
+            if same is None:
                 found[name] = settings
+            elif "recipe" not in words:
+                other = "" if same == word else f", as '{same}' too"
+                raise UserError(f"--rules: '{word}' is there twice{other}; allowed: each rule once")
     if not found:
         raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_FURTHER))}")
     return found, left_out
+
+
+def _alike(rule: FederationSettings, other: FederationSettings, experiment: Description) -> bool:
+    """Whether two rules do the same, whatever their names."""
+    algorithms = [each.algorithm or experiment.algorithm for each in (rule, other)]
+    return algorithms[0] == algorithms[1] and other == rule.model_copy(
+        update={"name": other.name, "algorithm": other.algorithm}
+    )
 
 
 def rule_words() -> list[tuple[str, str, str]]:

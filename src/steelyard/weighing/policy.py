@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainSerializer
 
 from steelyard.base.documents import first_line
 from steelyard.base.errors import UserError, brief, listed, nearest
-from steelyard.base.settings import Section, fields_given, validated
+from steelyard.base.settings import Section, defaults_of, fields_given, validated
 from steelyard.base.usercode import POLICIES, Registry
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
@@ -210,7 +210,7 @@ def described(made: type[Policy]) -> Described:
         "criteria": list(made.criteria),
         "needs": needs_of(made),
         "applies_to": made().applies_to,
-        "parameters": {name: field.default for name, field in made.model_fields.items()},
+        "parameters": defaults_of(made),
     }
 
 

@@ -7,7 +7,7 @@ means is in docs/reference/experiments.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,33 @@ def split(text: str, at: str = ",") -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+SYNONYMS = {
+    "krum": "multi-krum",
+    "multikrum": "multi-krum",
+    "fedmedian": "median",
+    "fedtrimmedavg": "trimmed-mean",
+    "qfedavg": "q-fedavg",
+}
+"""What Flower and papers call rules, and the words for them here."""
+
+
+def respelt(text: str, known: Iterable[str]) -> str:
+    """Return a rule with its names as they are written here: "FedAvg" is "fedavg", "krum" is "multi-krum(EQ)".
+
+    A robust rule that names no weights is that of its paper, with equal ones. Files and values stay as they are.
+    """
+    names = {*known, *policies(), *(word.partition("(")[0] for word in WORDS)}
+    folded = {**SYNONYMS, **{name.lower(): name for name in names}}
+    rule, *rest = re.split("([;=])", text, maxsplit=1)
+    found = re.sub(r"[A-Za-z][\w-]*", lambda word: _named(word[0], names, folded), rule)
+    robust = not rest and found in DefenceSettings.kinds and found not in ("none", "clip", *known)
+    return f"{found}(EQ)" if robust else "".join((found, *rest))
+
+
+def _named(word: str, names: Collection[str], folded: Mapping[str, str]) -> str:
+    return word if word in names else folded.get(word.lower(), word)
+
+
 def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
     """Write an order as "DS>LD>MD"."""
     return ">".join(criteria[i] for i in order)
@@ -168,6 +195,7 @@ def _assigned(values: Mapping[str, float]) -> list[str]:
 
 def read_rule(word: str, frame: Frame) -> dict[str, Any]:
     """Return the settings that a word stands for, as they would be in an experiment file."""
+    word = respelt(word, frame.known or ())
     if frame.known is not None and all(part.strip() in frame.known for part in word.split(">")):
         return _ordered(word, frame)
     if word == "fedavg":
@@ -186,7 +214,7 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return _defended(defended[1], defended[2].strip(), frame)
     if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
         return _normalised(divided[1], divided[2], frame)
-    match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
+    match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.e+-]+))?", word)
     if match is None:
         if set(word) & set("@^"):
             raise frame.refused(word, _AFTER)
@@ -255,13 +283,21 @@ def _fitted(inside: str, frame: Frame) -> dict[str, Any]:
             f"{frame.option}: got 'fitted({inside})'; allowed: a rule inside that is not fitted, as in fitted(EQ)"
         )
     fit: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals:
-            raise UserError(f"{frame.option}: got 'fitted({inside})'; allowed: fitted(RULE;steps=10;rate=3;shrink=0)")
-        fit[name.strip()] = read_value(value.strip())
+    for name, value in _fields(assignments, f"fitted({inside})", frame):
+        if not value:
+            raise frame.refused(f"fitted({inside})", "fitted(RULE;steps=10;rate=3;shrink=0)")
+        fit[name] = read_value(value)
     named = f"fitted({rule}{';' if fit else ''}{';'.join(assignments)})"
     return {**given, "fit": fit, "name": named}
+
+
+def _fields(assignments: Sequence[str], word: str, frame: Frame) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a rule, "steps=20", with their values; one that comes twice is refused."""
+    pairs = [tuple(part.strip() for part in assignment.partition("=")) for assignment in assignments]
+    for name, _, value in pairs:
+        if [each[0] for each in pairs].count(name) > 1:
+            raise frame.refused(word, f"{name} once")
+        yield name, value
 
 
 def _guarded(frame: Frame) -> dict[str, Any]:
@@ -285,14 +321,13 @@ def _defended(kind: str, inside: str, frame: Frame) -> dict[str, Any]:
     if not rule or (kind != "capped" and "defence" in given):
         raise frame.refused(f"{kind}({inside})", f"a rule inside without a defence of its own, as in {kind}(EQ)")
     fields: dict[str, Any] = {}
-    for assignment in assignments:
-        name, _, value = (part.strip() for part in assignment.partition("="))
+    for name, value in _fields(assignments, f"{kind}({inside})", frame):
         if kind == "capped" and name.startswith("floors."):
             fields.setdefault("floors", {})[name.removeprefix("floors.")] = read_value(value)
             continue
         if kind == "capped" and name not in LIMITS:
             allowed = listed((*LIMITS, "floors.CLIENT"))
-            raise UserError(f"{frame.option}: got 'capped({inside})'; allowed: {allowed}, each with a number")
+            raise frame.refused(f"capped({inside})", f"{allowed}, each with a number")
         fields[name] = read_value(value) if value else True
     named = f"{kind}({inside})"
     return {**given, **(fields if kind == "capped" else {"defence": {"rule": kind, **fields}}), "name": named}
