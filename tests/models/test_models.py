@@ -296,7 +296,22 @@ def own(folder: Path) -> tuple[dict[str, Any], Any]:
     return {**sections, "model": {"name": f"{folder / 'net.py'}:Net", "arguments": {"wide": 5}}}, held
 
 
-@pytest.mark.parametrize(("made", "figure"), [(pictures, "accuracy"), (patients, "c_index"), (own, "accuracy")])
+def texts(folder: Path) -> tuple[dict[str, Any], Any]:
+    for part in ("train", "test"):
+        # of the rows of Sent140 the fifth cell is the text, and 4 is a good mood
+        rows = [["", "", "", "", f"{word} day {number}"] for number in range(4) for word in ("good", "bad")]
+        users = {user: {"x": rows, "y": [4, 0] * 4} for user in ("ann", "bob")}
+        place = folder / "tweets" / part / "all.json"
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps({"users": list(users), "num_samples": [8, 8], "user_data": users}))
+    data = {"source": "leaf", "path": folder / "tweets", "length": 3, "vocabulary": 20}
+    model = {"name": "lstm", "arguments": {"tokens": 20, "hidden": 2}}
+    return {"data": data, "model": model}, [folder / "tweets" / "test" / "all.json"]
+
+
+@pytest.mark.parametrize(
+    ("made", "figure"), [(pictures, "accuracy"), (patients, "c_index"), (own, "accuracy"), (texts, "accuracy")]
+)
 def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callable[..., Any], figure: str):
     sections, held = made(tmp_path)
     Experiment(**SMALL_RUN, partition=HELD, weighing={"criteria": ["DS"]}, **sections).run(tmp_path / "run")
@@ -311,7 +326,7 @@ def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callab
         shutil.rmtree(tmp_path / "run" / "code")
         assert_refused(lambda: Result(tmp_path / "run").model(trust=True), "was changed")
     shutil.rmtree(tmp_path / "run")
-    for gone in ("digits/train", "patients.csv", "net.py"):
+    for gone in ("digits/train", "patients.csv", "net.py", "tweets/train"):
         shutil.rmtree(tmp_path / gone) if (tmp_path / gone).is_dir() else (tmp_path / gone).unlink(missing_ok=True)
     if made is own:
         assert_refused(lambda: Model.load(tmp_path / "model"), "code/net.py", "trust=True")
@@ -320,8 +335,9 @@ def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callab
     assert found.value == pytest.approx(stored, abs=1e-12)
     assert found.low is not None
     frame = model.predict(held)
-    wanted = {pictures: ["image", "class", "p_even", "p_odd"], patients: ["row", "risk"]}
-    assert list(frame) == wanted.get(made, ["row", "class", "p_no", "p_yes"])
+    columns = {pictures: ["class", "p_even", "p_odd"], patients: ["risk"], texts: ["class", "p_0", "p_1"]}
+    assert list(frame)[1:] == columns.get(made, ["class", "p_no", "p_yes"])
+    assert_refused(lambda: model.predict(Path("tweets/absent")), "tweets/absent: no such file or folder; expected")
 
 
 # folders of strangers
@@ -399,3 +415,13 @@ def test_weights_fit_plain_torch(left: Path):
     plain = torch.nn.Linear(*reversed(weights["layers.0.weight"].shape))
     plain.load_state_dict({name.removeprefix("layers.0."): tensor for name, tensor in weights.items()})
     assert (settings.name, plain.in_features) == ("logistic", document.preparation.shape[0])
+
+
+@pytest.mark.slow
+def test_a_network_leaves_for_other_programs(left: Path, tmp_path: Path):
+    network = Model.load(left / "model").network
+    rows = torch.randn(3, network.state_dict()["layers.0.weight"].shape[1])
+    program = torch.export.export(network, (rows[:2],), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.export.save(program, tmp_path / "heart.pt2")
+    with torch.no_grad():
+        assert torch.equal(torch.export.load(tmp_path / "heart.pt2").module()(rows), network(rows))

@@ -21,7 +21,7 @@ from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, brief, no_formula
 from steelyard.base.logs import logger
 from steelyard.data.preparation import Preparation
-from steelyard.data.sources.source import BY_FILE
+from steelyard.data.sources.source import BY_FILE, is_pattern
 from steelyard.data.tables import Table, read_tables, tidy
 from steelyard.learning.evaluation import predictions
 
@@ -64,6 +64,8 @@ class Rows:
     folders: Folders | None = None
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     """The arrays of a file of arrays."""
+    labels: Sequence[str] = ()
+    """texts: the names of their classes, of files that have them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +114,13 @@ class Predictor:
             folders = Folders.of(pictures.path, pictures.names)
             return Rows(found.features, found.notes, names=pictures.names, folders=folders)
         if form in ("characters", "words"):
-            texts = [line for path in paths for line in _lines(path)] if paths else given
+            read = [_texts(path, len(prepared.target.names)) for path in paths]
+            texts = [text for found, _ in read for text in found] if paths else given
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
                 raise UserError(
                     f"rows: got {brief(given)}; allowed: a list of texts, or a file with a text in each line"
                 )
-            return Rows(new_rows.of_texts(texts, prepared).features)
+            return Rows(new_rows.of_texts(texts, prepared).features, labels=[one for _, mine in read for one in mine])
         arrays: dict[str, NDArray[Any]] = {}
         if paths:
             from steelyard.data.sources.npz import read_arrays
@@ -199,23 +202,30 @@ def masks_of(outputs: torch.Tensor, classes: int) -> torch.Tensor:
 def _paths(given: Given) -> list[Path]:
     """Return paths that were given, none where rows themselves were: a list of texts may be either."""
     if isinstance(given, str | Path):
-        return [Path(given)]
+        given = [Path(given)]
     whole = isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Path) for one in given)
-    return list(given) if whole else []
+    paths: list[Path] = list(given) if whole else []
+    for path in paths:
+        # New rows lie where they were said to lie: not in the folders in which an experiment's data are looked for.
+        if not is_pattern(path) and not path.exists():
+            raise UserError(f"{path}: no such file or folder; expected rows such as the model was trained on")
+    return paths
 
 
 def _one(paths: Sequence[Path]) -> Path:
     if len(paths) > 1:
         raise UserError(f"{paths[1]}: a second file; allowed: one folder, .zip or .npz at a time")
-    if not paths[0].exists():
-        raise UserError(f"{paths[0]}: no such file or folder; expected rows such as the model was trained on")
     return paths[0]
 
 
-def _lines(path: Path) -> list[str]:
+def _texts(path: Path, classes: int) -> tuple[list[str], list[str]]:
+    """Return the texts of a file, and the names of their classes where the file has them."""
+    from steelyard.data.sources.leaf import texts_of_file
     from steelyard.data.tables import read_text
 
-    return read_text(path, "a text in each line").splitlines()
+    if ".json" in path.suffixes:
+        return texts_of_file(path, classes)
+    return read_text(path, "a text in each line").splitlines(), []
 
 
 def _table(given: Given, paths: Sequence[Path], owner: str | None) -> Table:

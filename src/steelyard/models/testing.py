@@ -150,6 +150,8 @@ def labels_of(rows: Rows, target: Target, label: str | None) -> torch.Tensor:
         return torch.from_numpy(_of_table(rows.table, target, label or target.label))
     if rows.folders is not None and target.task == "classes":
         return torch.from_numpy(_numbers(rows.folders.classes().tolist(), target, str(rows.folders.path)))
+    if rows.labels and len(rows.labels) == len(rows.features):
+        return torch.from_numpy(_numbers(list(rows.labels), target, "y"))
     if (label or "y") in rows.arrays:
         values = rows.arrays[label or "y"]
         if target.task == "classes":
@@ -159,7 +161,7 @@ def labels_of(rows: Rows, target: Target, label: str | None) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.float32))
     raise UserError(
         "--label: nothing says what these rows are; allowed: a table with a column of labels, images in a folder for "
-        "each class, or an .npz file with arrays x and y"
+        "each class, an .npz file with arrays x and y, or texts in a .json file as LEAF writes them"
     )
 
 

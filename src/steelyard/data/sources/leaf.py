@@ -158,6 +158,14 @@ def _tokens(
     folder: Path, texts: list[str], labels: list[Any], settings: Leaf
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int | None, bool]:
     """Return tokens, labels, how many classes there are, and whether tokens are characters."""
+    targets, letters = _targets(folder, labels)
+    if letters:
+        return characters(texts, settings.length or 80), targets, settings.classes or len(ALPHABET), True
+    return words(texts, settings.length or 25, settings.vocabulary), targets, settings.classes, False
+
+
+def _targets(where: Path, labels: list[Any], classes: int | None = None) -> tuple[NDArray[np.int64], bool]:
+    """Return the classes of texts by number, and whether they are characters."""
     letters = all(isinstance(label, str) and len(label) == 1 for label in labels[:100])
     # A play may hold digits, too; sentiments are nothing else.
     if letters and not all(str(label).isdigit() for label in labels):
@@ -165,14 +173,23 @@ def _tokens(
             (one for one in labels if not isinstance(one, str) or len(one) != 1 or one not in ALPHABET), None
         )
         if strange is not None:
-            raise UserError(f"{folder}: a label y is {brief(strange)}; expected one of {len(ALPHABET)} characters")
-        targets = np.array([ALPHABET.index(label) for label in labels], dtype=np.int64)
-        return characters(texts, settings.length or 80), targets, settings.classes or len(ALPHABET), True
+            raise UserError(f"{where}: a label y is {brief(strange)}; expected one of {len(ALPHABET)} characters")
+        return np.array([ALPHABET.index(label) for label in labels], dtype=np.int64), True
     whole = [int(label) if isinstance(label, str) and label.isdigit() else label for label in labels]
-    targets = _classes(folder, whole)
-    if set(np.unique(targets).tolist()) <= {0, SENTIMENT}:
+    targets = _classes(where, whole)
+    if classes in (None, 2) and set(np.unique(targets).tolist()) <= {0, SENTIMENT}:
         targets = (targets == SENTIMENT).astype(np.int64)  # Sentiment140 writes 0 and 4.
-    return words(texts, settings.length or 25, settings.vocabulary), targets, settings.classes, False
+    return targets, False
+
+
+def texts_of_file(path: Path, classes: int) -> tuple[list[str], list[str]]:
+    """Return the texts of one .json file with the names of their classes, of which the data set has so many."""
+    users = _users(path)
+    texts = _texts([row for _, inputs, _ in users for row in inputs])
+    if texts is None:
+        raise UserError(f"{path}: its rows x are no texts; expected a LEAF file of texts")
+    targets, letters = _targets(path, [label for _, _, mine in users for label in mine], classes)
+    return texts, [ALPHABET[target] if letters else str(target) for target in targets.tolist()]
 
 
 def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
