@@ -90,11 +90,11 @@ def _draw_first_steps() -> None:
 
 
 def _draw_criteria() -> None:
-    page = (DOCS / "guide" / "own-criterion.md").read_text(encoding="utf-8")
+    page = (DOCS / "guide" / "own-rule.md").read_text(encoding="utf-8")
     found = re.search(r'```python title="criteria.py"\n(.*?)```', page, re.DOTALL)
     assert found is not None
     Path("criteria.py").write_text(found.group(1), encoding="utf-8")
-    for command in re.findall(r"^steelyard compare .*$", page, re.MULTILINE):
+    for command in re.findall(r"^steelyard compare .*CARE.*$", page, re.MULTILINE):
         _terminal(command)
     _draw_figure(Path("runs/care"), "criteria", "CARE>DS/max", IMAGES / "criteria.svg")
 

@@ -49,7 +49,7 @@ COMMANDS = {
     "list models": "cnn-digits",
     "list algorithms": "scaffold",
     "list policies": "feddisco",
-    "docs --no-open --out manual hostile clients": "manual/guide/hostile-clients.html",
+    "docs --no-open --out manual malicious clients": "manual/guide/hostile-clients.html",
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
     "privacy audit --tries 1 --steps 0 --canaries 10 --questions 0": "gradient inversion on digits",
     "federate init app": "app/pyproject.toml",

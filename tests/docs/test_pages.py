@@ -46,6 +46,17 @@ def test_no_sentence_is_too_long() -> None:
     assert {path: found for path, text in every.items() if (found := long_sentences(text))} == {}
 
 
+def test_the_guide_is_short_and_every_page_is_in_the_menu() -> None:
+    """At most 26 pages of at most 1,500 words; a page that is in no menu is found by nobody."""
+    guide = {path: text for path, text in written_pages().items() if path.startswith("docs/guide/")}
+    assert len(guide) <= 26
+    assert {path: words for path, text in guide.items() if (words := len(text.split())) > 1_500} == {}
+    menu = set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {path.removeprefix("docs/") for path in written_pages() if path.startswith("docs/")}
+    made = {path for path in made_pages() if "/policies/" not in path}
+    assert menu - {"contributing.md", "changelog.md"} == pages | made
+
+
 def test_diagrams_are_as_drawn_and_no_picture_is_kept_for_nothing() -> None:
     images = ROOT / "docs" / "images"
     for name, draw in beside("diagrams").DIAGRAMS.items():
@@ -253,7 +264,7 @@ def test_the_pages_in_the_package_fetch_nothing_and_their_links_lead_somewhere(t
 
 
 def test_the_page_whose_headings_have_the_words_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert manual.search("hostile clients")[0][1] == "guide/hostile-clients"
+    assert manual.search("malicious clients")[0][1] == "guide/hostile-clients"
     assert manual.search("nowhereatall") == []
     monkeypatch.setattr(manual, "PLACES", (tmp_path,))
     assert_refused(manual.sources, "docs", "no pages")
