@@ -18,7 +18,7 @@ from steelyard.report.decide import Exclusions, Rows, decide, verdict_of
 from steelyard.report.statistics import seeds_for
 from steelyard.runs.history import History
 
-ROWS = Rows(MEASURES["accuracy"], "on the server's 46 rows")
+ROWS = Rows(MEASURES["accuracy"], "on the server's 46 test samples")
 
 
 def test_a_rule_that_is_better_in_every_seed_is_recommended_with_its_interval() -> None:
@@ -27,8 +27,8 @@ def test_a_rule_that_is_better_in_every_seed_is_recommended_with_its_interval() 
     found = decide({"fedavg": [0.5, 0.6, 0.7], "VP": [0.6, 0.72, 0.84]}, "fedavg", ROWS)
     assert found["rule"] == "VP"
     assert found["sentence"] == (
-        "Use VP: accuracy is 12.0 points higher than with fedavg on the server's 46 rows (95 % interval 7.0 to 17.0, "
-        "3 seeds)."
+        "Use VP: accuracy is 12.0 points higher than with fedavg on the server's 46 test samples (95% confidence "
+        "interval 7.0 to 17.0, 3 seeds)."
     )
     row = found["rules"][1]
     assert row["p"] == pytest.approx(0.0091, abs=5e-5)
@@ -56,8 +56,8 @@ def test_where_nothing_is_better_the_sentence_says_what_would_not_have_been_seen
     assert found["rule"] == "fedavg"
     assert found["detectable"] == pytest.approx(0.01 * math.sqrt(10 / 9) * 0.9960, rel=1e-3)
     assert found["sentence"] == (
-        "Keep fedavg: with 10 seeds EQ is not better on the server's 46 rows; a difference under 1 point would not "
-        "have been seen. To see 1 point takes about 11 seeds."
+        "Keep fedavg: with 10 seeds EQ is not significantly better on the server's 46 test samples. A difference below "
+        "1 point may go undetected (80% power). To detect 1 point, run about 11 seeds."
     )
 
 
@@ -80,11 +80,11 @@ def test_one_seed_and_two_recommend_nothing_and_say_how_many_would(seeds: int) -
     # A difference of one deviation at .05 / 2 needs 13 pairs.
     assert found["seeds_needed"] == seeds_for(1.0, 1.0, 2) == 13
     assert "VP is ahead of fedavg by 80.0 points" in found["sentence"]
-    assert "13 seeds can" in found["sentence"]
+    assert "13 are enough" in found["sentence"]
 
 
 def test_errors_are_better_when_lower_and_no_percentages() -> None:
-    errors = Rows(MEASURES["rmse"], "on the server's 80 rows")
+    errors = Rows(MEASURES["rmse"], "on the server's 80 test samples")
     found = decide({"DS": [3.0, 3.1, 3.2], "VE": [2.0, 2.0, 2.3], "EQ": [4.0, 4.2, 4.3]}, "DS", errors)
     assert found["rule"] == "VE"
     assert [row["verdict"] for row in found["rules"]] == ["", "better", "worse"]
@@ -94,7 +94,8 @@ def test_errors_are_better_when_lower_and_no_percentages() -> None:
 
 LEVEL = {"DS": [0.5, 0.6, 0.7]}
 BOTH = {**LEVEL, "A": [0.7, 0.8, 0.91], "B": [0.65, 0.75, 0.86]}
-CHOSEN = {"chosen_on": {"DS": [0.5], "A": [0.6], "B": [0.8]}, "choosing": "The clients' 80 test rows chose it."}
+CHOSE = "Of the better rules, it serves the median client best (80 client test samples)."
+CHOSEN = {"chosen_on": {"DS": [0.5], "A": [0.6], "B": [0.8]}, "choosing": CHOSE}
 NOBODY = "no other rows choose one of them"
 
 
@@ -102,7 +103,7 @@ NOBODY = "no other rows choose one of them"
     ("values", "compared", "rule", "words"),
     named(
         [
-            ("alone", LEVEL, {}, None, "DS ended at 60.0%"),
+            ("alone", LEVEL, {}, None, "DS reached 60.0%"),
             (
                 "as good",
                 {
@@ -113,7 +114,7 @@ NOBODY = "no other rows choose one of them"
                 },
                 {},
                 "A",
-                "B may be as good",
+                "B does not differ significantly from it.",
             ),
             (
                 "a control",
@@ -141,7 +142,7 @@ def test_what_a_comparison_comes_to(values: Any, compared: Any, rule: str | None
     found = decide(values, "DS", rows, exclusions, controls=compared.get("controls", ()))
     assert found["rule"] == rule
     assert words in found["sentence"]
-    assert ("The clients' 80 test rows chose it." in found["sentence"]) == (rule == "B" and "choosing" in compared)
+    assert (CHOSE in found["sentence"]) == (rule == "B" and "choosing" in compared)
     for row in found["rules"]:
         if row["left_out"]:
             assert row["p"] is None
@@ -161,6 +162,6 @@ def test_half_of_the_clients_choose_and_the_gain_is_that_of_the_others(tmp_path_
             curves.append(Curve(rule, seed, np.array([1]), scores, scores.mean(axis=1), 0, {}, {}, rows=np.full(4, 20)))
     found = verdict_of(replace(run, curves=curves), experiment)
     assert found["rule"] == "A"
-    assert "is 5.0 points higher than with fedavg on the 40 test rows of every other client" in found["sentence"]
+    assert "is 5.0 points higher than with fedavg on the 40 test samples of every other client" in found["sentence"]
     few = [replace(curve, rows=np.full(4, 14)) for curve in curves]
     assert verdict_of(replace(run, curves=few), experiment)["rule"] is None

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.conftest import CommandLine
+from tests.kit import made_once, small
 from tests.report.made_run import make_run, shared_run
 from tests.runs.contents import chain_again, change
 
 from steelyard.base.errors import UserError
 from steelyard.base.measures import estimate
-from steelyard.cli.printing import show_result
+from steelyard.cli.printing import print_json, show_result
 from steelyard.experiment.loading import read_experiment
-from steelyard.report.curves import RecordedRule
-from steelyard.report.decide import Verdict
+from steelyard.page.overview import Figures
+from steelyard.report.curves import RecordedRule, read_run
+from steelyard.report.decide import Verdict, more_seeds, verdict_of
 from steelyard.report.html import Sign, headlines, html, sign, tilt
 from steelyard.report.result import computed
+from steelyard.report.tables import headline, main_table
 from steelyard.report.view import RunView
+from steelyard.result import Result
 from steelyard.runs.facts import RunFacts
+from steelyard.runs.history import History
 from steelyard.runs.store import Store
 
 WHY = "no client's model is finite"
@@ -58,7 +68,9 @@ def test_the_report_begins_with_the_recommendation(run: Path) -> None:
     """VP>DS is ahead by 10 and 8 points and behind by 70: the mean is -17.3, the deviation 45.6."""
     found = recommended(run)
     assert found["sentence"] == headlines(RunView([run]))[0]
-    assert found["sentence"].startswith("Keep fedavg: with 3 seeds nothing is better on the server's clean rows")
+    assert found["sentence"].startswith(
+        "Keep fedavg: with 3 seeds no rule is significantly better on the server's clean test samples."
+    )
     tested = {row["rule"]: row for row in found["rules"]}
     assert tested["VP>DS"]["difference"]["values"] == pytest.approx([0.1, 0.08, -0.7])
     assert tested["VP>DS"]["ahead"] == 2
@@ -77,7 +89,7 @@ def test_a_rule_whose_model_exploded_is_not_recommended(run: Path, rule: str) ->
     assert any(line.startswith(f"{rule}, seed 3, ended in round 2: {WHY}.") for line in lines)
     left_out = {row["rule"]: row["left_out"] for row in recommended(run)["rules"]}
     if rule == "fedavg":
-        assert lines[0].startswith("No recommendation: fedavg")
+        assert lines[0].startswith("No recommendation: training with fedavg, the baseline, diverged in 1 of 3 seeds")
     else:
         assert "1 of 3 seeds" in left_out.pop("VP>DS")
         assert left_out == {"fedavg": "", "online(DS>LD)": ""}
@@ -97,12 +109,12 @@ def test_a_damaged_run_is_not_called_untested(run: Path) -> None:
 
 def test_rows_that_chose_do_not_decide(run: Path) -> None:
     """Online adjustment picks its order by the clients' tests, and 'same' weighs clients on the rows that report."""
-    assert recommended(run)["where"] == "on the server's clean rows"
+    assert recommended(run)["where"] == "on the server's clean test samples"
     toml = run / "experiment.toml"
     text = toml.read_text(encoding="utf-8")
     toml.write_text(text.replace('server_report = "apart"', 'server_report = "same"'), encoding="utf-8")
     found = recommended(run)
-    assert found["where"] == "on the clients' 40 test rows"
+    assert found["where"] == "on the clients' 40 test samples"
     left_out = {row["rule"]: row["left_out"] for row in found["rules"]}
     assert left_out["online(DS>LD)"]
     assert not left_out["VP>DS"]
@@ -115,12 +127,12 @@ def test_few_rows_recommend_nothing_and_the_clients_tests_choose(run: Path) -> N
         store.close()
         return recommended(run)["sentence"]
 
-    assert found(29).startswith("No recommendation: 29 rows are too few")
+    assert found(29).startswith("No recommendation: 29 test samples are too few")
     for rule, gain in (("fedavg", 0), ("VP>DS", 0.05), ("online(DS>LD)", 0.04)):
         for seed in SEEDS:
             score(run, rule, seed, 0.5 + seed / 100 + gain * (1 + seed / 500))
     assert found(30).startswith("Use ")
-    assert "The clients' 40 test rows chose it." in found(30)
+    assert "(40 client test samples)." in found(30)
 
 
 def test_run_says_what_the_report_says(
@@ -135,9 +147,85 @@ def test_run_says_what_the_report_says(
     shown = capsys.readouterr().out
     assert [line for line in lines if line not in shown] == []
     # The figure that decides stands in the table: the mean of the last rounds, over the seeds.
-    assert "the server's clean rows, mean of the last 2 tested rounds" in shown
+    assert "the server's clean test samples, mean of the last 2 tested rounds" in shown
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("VP>DS ")][:1]
     assert row[1] == "43.3±51.7"
+
+
+@pytest.fixture(scope="session")
+def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one seed and two rules, which the server tests on 180 samples; made once."""
+    server = {"server": "fraction", "server_fraction": 0.2, "server_report": "apart"}
+    made = small(partition=server, beside={"equal": {"criteria": ["EQ"]}}, rounds={"count": 1})
+    return made_once(tmp_path_factory, "one-seed", lambda folder: made.run(out=folder))
+
+
+def test_five_places_give_one_answer(
+    one_seed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same winner, difference, figures, samples and rounds in terminal, report, page, notebook and JSON."""
+    monkeypatch.setenv("COLUMNS", "300")
+    result = Result(one_seed)
+    found, table = result.table.tested(), main_table(result.table)
+    assert re.search(r"the server's \d+ test samples", found.sentence)
+    page = Figures(one_seed.parent).overview([one_seed.name])
+    show_result(result.table)
+    shown = {"terminal": capsys.readouterr().out, "page": f"{page['headline']} {page['table']}"}
+    shown |= {"report": text_of(html(RunView([one_seed]))), "notebook": text_of(result._repr_html_())}
+    for place, text in shown.items():
+        assert found.sentence in text.replace('\\"', "'"), place
+        for words in (table.title, *(row[1] for row in table.rows)):
+            assert words in text, (place, words)
+    print_json(result.table)
+    document = json.loads(capsys.readouterr().out)
+    said = document["recommendation"]
+    assert said["sentence"] == found.sentence
+    assert [f"{100 * row['value']['mean']:.1f}" for row in said["rules"]] == [row[1] for row in table.rows]
+    assert said["where"] in table.title
+    assert f"after round {document['rounds']}" in table.title
+
+
+def text_of(page: str) -> str:
+    return unescape(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.S))
+
+
+def test_the_command_for_more_seeds_runs_as_it_is_printed(one_seed: Path, command: CommandLine, tmp_path: Path) -> None:
+    (line,) = more_seeds(computed(one_seed, read_experiment(one_seed), "equal").recommendation)
+    name, *words = shlex.split(line.removeprefix("more seeds: "))
+    assert name == "steelyard"
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    found = computed(folder, read_experiment(folder), "equal").tested()
+    assert found.answer != "too few seeds"
+    assert (found.baseline, {row.rule for row in found.rules}) == ("equal", {"DS", "equal"})
+
+
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.1, "at chance"), (0.11, "at chance"), (0.3, "too few seeds")])
+def test_models_that_learnt_nothing_are_named_as_such(one_seed: Path, accuracy: float, expected: str) -> None:
+    """Ten classes and 180 samples: guessing is right in 10 %, give or take 2.2."""
+    run = read_run(History(one_seed))
+    curves = [replace(curve, server={"accuracy": [accuracy]}) for curve in run.curves]
+    found = verdict_of(replace(run, curves=curves), read_experiment(one_seed))
+    assert found.answer == expected
+    assert (found.command == "") == (expected == "at chance")
+
+
+def test_a_client_that_fails_and_one_that_is_never_right_are_named(run: Path) -> None:
+    change(run, "INSERT INTO clients (id, name) VALUES (99, 'client-9')")
+    failed = "INSERT INTO failures SELECT id, ?, 99, 'no route' FROM federations"
+    for number in (1, 2):
+        change(run, failed, number)
+    chain_again(run)
+    document = computed(run, read_experiment(run))
+    assert "client-9 failed to send 18 of its 18 updates: no route." in headline(document)
+    # "fedavg" is kept: only its clients count, and those with ten samples or more.
+    wrong = [document.rules[0].clients[0].model_copy(update={"score": 0.0, "rows": rows}) for rows in (9, 10)]
+    rules = tuple(rule.model_copy(update={"clients": tuple(wrong)}) for rule in document.rules)
+    (line,) = [line for line in headline(document.model_copy(update={"rules": rules})) if "0 of" in line]
+    assert line.startswith("With fedavg, ")
+    assert "0 of 10" in line
+    assert "0 of 9" not in line
 
 
 @pytest.mark.parametrize(

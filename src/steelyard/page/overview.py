@@ -29,6 +29,8 @@ from steelyard.report.curves import servers_rows
 from steelyard.report.figures import KINDS, draw, spec, theme
 from steelyard.report.figures.look import VegaLite
 from steelyard.report.html import RawCriteria, Themes, headlines, raw_criteria
+from steelyard.report.result import Comparison
+from steelyard.report.tables import main_table
 from steelyard.report.view import RunView, plain
 from steelyard.runs.columns import Cohorts, EntriesT, Tested, as_table, between, cut, entry_columns, runs_of, sampled
 from steelyard.runs.glance import RunDocument, glance, run_folder, signature
@@ -227,6 +229,15 @@ class FigureKind(TypedDict):
     of: str
 
 
+class RuleTable(TypedDict):
+    """The table behind the recommendation, as the terminal and the report show it."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+
 class Overview(TypedDict):
     """What stands above the figures of one run or several."""
 
@@ -237,6 +248,8 @@ class Overview(TypedDict):
     parts: list[PartDocument]
     labels: list[str]
     rows: list[RuleRow]
+    table: RuleTable | None
+    """Of one run that is over, in place of `rows`."""
     figures: list[FigureKind]
     clients: list[str]
     more_clients: int
@@ -308,16 +321,17 @@ class Figures:
         clients = self.history(names[0]).client_names() if len(names) == 1 else []
         looks = [glance(self.root, name) for name in names]
         rows = _rows(view)
-        going = any(run.state == "running" for run in looks)
+        over = all(run.state != "running" for run in looks) and any(row["accuracy"] is not None for row in rows)
         return {
             "runs": [{**run.document(), "label": label} for run, label in zip(looks, view.names, strict=True)],
             # Only runs that are over have a headline; of others the figures show what happens.
-            "headline": [] if going or not any(row["accuracy"] is not None for row in rows) else headlines(view),
+            "headline": headlines(view) if over else [],
             "server_rows": servers_rows(view.histories[0]) if len(names) == 1 else "the servers' rows",
             "measure": view.measure,
             "parts": [{"label": part.label, "rule": part.rule, "seed": part.seed} for part in view.federations],
             "labels": view.labels,
             "rows": rows,
+            "table": _decided(view.documents[0]) if over and len(names) == 1 else None,
             "figures": [
                 {"name": kind.name, "title": kind.title, "caption": kind.caption, "of": kind.of}
                 for kind in KINDS.values()
@@ -386,6 +400,14 @@ def _rows(view: PageView) -> list[RuleRow]:
             }
         )
     return rows
+
+
+def _decided(document: Comparison) -> RuleTable | None:
+    """Return the table behind the recommendation of a run; None before any round has been tested."""
+    if document.recommendation is None:
+        return None
+    found = main_table(document)
+    return {"title": found.title, "headings": found.headings, "rows": found.rows, "note": found.note}
 
 
 # The server of a federation on the page: its runs and their queue, its nodes, and stopping a run.

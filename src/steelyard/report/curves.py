@@ -240,6 +240,16 @@ class SingleClient(Document):
     of: int
 
 
+class FailingClient(Document):
+    """A client that failed in at least half of the rounds in which it was selected, rules and seeds together."""
+
+    client: str
+    failed: int
+    selected: int
+    reason: str
+    """Of its last failure."""
+
+
 def chain_of(history: History) -> Chain:
     """Return how a run's chain stands, as it was last found while nobody has written to the run."""
     found = history.shown_chain
@@ -259,6 +269,23 @@ def single_client_rounds(history: History) -> tuple[SingleClient, ...]:
         for (rule, seed), rows in frame.groupby(["rule", "seed"], sort=False)
         if rows["single"].any()
     )
+
+
+def failing_clients(history: History, answered: Mapping[str, int]) -> tuple[FailingClient, ...]:
+    """Return the clients that failed at least as often as they `answered`, those that failed most often first."""
+    failures: Any = history.failures_after()
+    counts = failures.groupby("client", sort=True)["failure"].agg(["size", "last"])
+    found = [
+        FailingClient(
+            client=str(client),
+            failed=int(row["size"]),
+            selected=int(row["size"]) + answered.get(str(client), 0),
+            reason=str(row["last"]),
+        )
+        for client, row in counts.iterrows()
+        if int(row["size"]) >= answered.get(str(client), 0)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.failed))
 
 
 def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
@@ -286,6 +313,7 @@ class Recorded:
     """By seed and client, in words."""
     chain: Chain
     weighed_one: tuple[SingleClient, ...]
+    failing: tuple[FailingClient, ...]
     server_rows: str
     """What the server's reporting rows are called."""
 
@@ -299,13 +327,17 @@ def read_run(history: History, baseline: str | None = None) -> Recorded:
     curves = sorted(read_curves(history), key=lambda curve: (curve.rule != chosen, curve.seed))
     flaws = {seed: flaws_of(history, seed) for seed in dict.fromkeys(curve.seed for curve in curves)}
     asked: set[str] = set()
+    answered: Counter[str] = Counter()
     for place, curve in enumerate(curves):
         cohorts = history.cohorts(curve.rule, curve.seed)
         asked |= {*(curve.devices or cohorts.clients)}
+        rounds = np.bincount(cohorts.client, minlength=len(cohorts.clients)).tolist()
+        answered.update(dict(zip(cohorts.clients, rounds, strict=True)))
         flawed = _flawed(cohorts, set(flaws[curve.seed]))
         curves[place] = replace(curve, flawed=flawed, heaviest=_heaviest(cohorts))
-    single, rows = single_client_rounds(history), servers_rows(history)
-    return Recorded(history, chosen, curves, len(asked), flaws, chain_of(history), single, rows)
+    single, failing = single_client_rounds(history), failing_clients(history, answered)
+    rows = servers_rows(history)
+    return Recorded(history, chosen, curves, len(asked), flaws, chain_of(history), single, failing, rows)
 
 
 def find_baseline(history: History, wanted: str | None) -> str:
@@ -322,13 +354,13 @@ def find_baseline(history: History, wanted: str | None) -> str:
 
 
 def servers_rows(history: History) -> str:
-    """Return what the server's reporting rows are called: "the server's 46 rows", "the server's 429 clean rows".
+    """Return what the server's reporting rows are called: "the server's 46 test samples", or "429 clean" ones.
 
     They are known to be clean where the run itself made clients flawed: the server's rows are as the source has them.
     """
     counts = sorted(set(history.facts.report_rows.values()))
     number = "" if not counts else f"{counts[0]:,} " if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} "
-    return f"the server's {number}{'clean ' if len(history.flaws) else ''}rows"
+    return f"the server's {number}{'clean ' if len(history.flaws) else ''}test samples"
 
 
 def _heaviest(cohorts: Cohorts) -> tuple[HeavyClient, ...]:

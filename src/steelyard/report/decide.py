@@ -2,7 +2,7 @@
 
 A rule is recommended in place of the baseline if it is better over at least three seeds (paired t-test, p < 0.05 after
 Holm's correction over all rules that are compared). If none is, the baseline is kept, and the sentence says which
-difference would not have been seen: one that this test sees less than four times of five. Rows that chose something
+difference may go undetected: one that this test detects less than four times of five. Rows that chose something
 about a rule, its order or its clients' weights, do not decide, and which of several better rules is recommended is
 chosen by rows that do not report: docs/reference/experiments.md has the conditions.
 """
@@ -20,10 +20,18 @@ import numpy as np
 from pydantic import computed_field
 
 from steelyard.base.documents import Document
-from steelyard.base.measures import Estimate, Measure, deviation, estimate, measure_of, show_estimate
+from steelyard.base.measures import (
+    Estimate,
+    Measure,
+    deviation,
+    estimate,
+    measure_of,
+    show_estimate,
+    wilson_difference,
+)
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, recipes
-from steelyard.report.curves import Curve, Recorded
+from steelyard.report.curves import Curve, Recorded, find_baseline
 from steelyard.report.statistics import LEAST_SEEDS, detectable, paired_p, paired_tests, seeds_for, verdict
 
 LEAST_ROWS = 30
@@ -47,6 +55,8 @@ class Answer(StrEnum):
     """Several rules are better, and no other rows choose one of them."""
     UNCONFIRMED = "unconfirmed"
     """Of several better rules one was chosen, and other rows do not find it better."""
+    AT_CHANCE = "at chance"
+    """No rule's model does better than guessing."""
     REFUSED = "refused"
     """Nothing may be recommended, for the `reason`."""
 
@@ -80,6 +90,8 @@ class Outcome(Document):
     """Those of them that may be as good."""
     difference: Estimate | None = None
     """By how much the first of them differs from the baseline, on the rows that did not choose it."""
+    on_samples: tuple[float, ...] = ()
+    """Of too few seeds: the 95 % interval of this difference over the test samples alone, if these give one."""
     reported: str = ""
     """Which rows those are, where they are not `where`."""
     reason: str = ""
@@ -91,7 +103,7 @@ class Verdict(Outcome):
 
     measure: str
     where: str
-    """On which rows, as the end of a sentence: "on the server's 46 rows"."""
+    """On which samples, as the end of a sentence: "on the server's 46 test samples"."""
     less_is_better: bool
     baseline: str
     seeds: int
@@ -123,7 +135,9 @@ class Rows:
 
     measure: Measure
     where: str
-    """Which rows report, as the end of a sentence: "on the server's 46 rows"."""
+    """Which samples report, as the end of a sentence: "on the server's 46 test samples"."""
+    count: int = 0
+    """How many they are; 0 where that is not known."""
     refused: str = ""
     """Why these rows decide nothing; empty where they may."""
     chosen_on: Values = field(default_factory=dict[str, Sequence[float]])
@@ -146,6 +160,8 @@ class Exclusions:
     """By rule: why it is not recommended whatever its figures say."""
     problem: str = ""
     """Why nothing is recommended at all, such as a run that goes on."""
+    at_chance: str = ""
+    """What guessing reaches, where no rule does better: "guessing one of 10 classes: 10.0%"."""
 
 
 def decide(
@@ -193,16 +209,20 @@ def _outcome(
     baseline, *others = tests
     if exclusions.problem:
         return Outcome(answer=Answer.REFUSED, reason=exclusions.problem)
+    if exclusions.at_chance:
+        return Outcome(answer=Answer.AT_CHANCE, reason=exclusions.at_chance)
     if not others:
         return Outcome(answer=Answer.ALONE)
     if rows.refused:
         return Outcome(answer=Answer.REFUSED, reason=rows.refused)
     if not tested:
         reasons = "; ".join(f"{row.rule}: {row.left_out}" for row in others)
-        return Outcome(answer=Answer.REFUSED, reason=f"no rule is left to hold against {baseline.rule} ({reasons})")
+        return Outcome(answer=Answer.REFUSED, reason=f"no rule is left to compare with {baseline.rule} ({reasons})")
     if seeds < LEAST_SEEDS:
         best = max(tested, key=lambda row: _gain(row, rows.measure))
-        return Outcome(answer=Answer.TOO_FEW_SEEDS, better=(best.rule,), difference=best.difference)
+        known = rows.measure.of_rows and rows.count > 0
+        over = wilson_difference(best.value.mean, baseline.value.mean, rows.count) if known else ()
+        return Outcome(answer=Answer.TOO_FEW_SEEDS, better=(best.rule,), difference=best.difference, on_samples=over)
     better = sorted((row for row in tested if row.verdict == "better"), key=lambda row: -_gain(row, rows.measure))
     if not better:
         return Outcome(answer=Answer.KEEP, rule=baseline.rule)
@@ -319,20 +339,37 @@ def _refused(found: Verdict, measure: Measure) -> str:
     return f"No recommendation: {found.reason}."
 
 
+def _at_chance(found: Verdict, measure: Measure) -> str:
+    best = max(found.rules, key=lambda row: (-1 if found.less_is_better else 1) * row.value.mean)
+    reached = f"{_written(best.value.mean, measure)} with {best.rule}"
+    return (
+        f"No recommendation: no rule does better than chance {found.where} (best: {reached}; {found.reason}). Lower "
+        "training.learning_rate, run more rounds, or check the labels."
+    )
+
+
 def _alone(found: Verdict, measure: Measure) -> str:
-    mean = found.rules[0].value.mean
-    shown = f"{mean:.1%}" if measure.percent else f"{measure.name} {mean:.4g}"
-    return f"{found.baseline} ended at {shown} {found.where}; there is no other rule to hold it against."
+    shown = _written(found.rules[0].value.mean, measure)
+    return f"{found.baseline} reached {shown} {found.where}. The run has no other rule to compare it with."
 
 
 def _too_few_seeds(found: Verdict, measure: Measure) -> str:
     assert found.difference is not None, "the best of the other rules has a difference"
     (best,), mean = found.better, found.difference.mean
-    said = f"No rule is ahead of {found.baseline} {found.where}"
+    said = f"No rule is ahead of {found.baseline} {found.where}."
     if (-mean if found.less_is_better else mean) > 0:
-        said = f"{best} is ahead of {found.baseline} by {_named(mean, measure)} {found.where}"
-    count = {1: "one seed", 2: "two seeds"}[found.seeds]
-    return f"{said}, but {count} cannot tell it from chance; {found.seeds_needed} seeds can."
+        said = f"{best} is ahead of {found.baseline} by {_named(mean, measure)} {found.where}{_over(found, measure)}."
+    count = {1: "One seed is", 2: "Two seeds are"}[found.seeds]
+    return f"{said} {count} too few to test whether another split of the data agrees; {found.seeds_needed} are enough."
+
+
+def _over(found: Verdict, measure: Measure) -> str:
+    """Return how sure the samples themselves make a difference, for the middle of a sentence."""
+    if not found.on_samples:
+        return ""
+    low, high = (f"{measure.factor * end:.1f}".replace("-", "−") for end in found.on_samples)
+    unsure = "; these samples alone do not rule out chance" if found.on_samples[0] <= 0 else ""
+    return f" (95% interval over these samples {low} to {high}{unsure})"
 
 
 def _cannot_choose(found: Verdict, measure: Measure) -> str:
@@ -356,11 +393,19 @@ def _use(found: Verdict, measure: Measure) -> str:
     way = "lower" if found.less_is_better else "higher"
     parts = [
         f"{verb}: {measure.name} is {_amount(found.difference.mean, measure)} {way} than with {found.baseline} "
-        f"{found.reported or found.where} (95 % interval {low} to {high}, {found.seeds} seeds).",
-        f"{_listed(found.alike)} may be as good: {found.seeds} seeds cannot tell." if found.alike else "",
+        f"{found.reported or found.where} (95% confidence interval {low} to {high}, {found.seeds} seeds).",
+        _undecided(found),
         found.reason,
     ]
     return " ".join(filter(None, parts))
+
+
+def _undecided(found: Verdict) -> str:
+    """Name the better rules that the tests do not tell from the one that is recommended."""
+    if not found.alike:
+        return ""
+    verb = "does" if len(found.alike) == 1 else "do"
+    return f"{_listed(found.alike)} {verb} not differ significantly from it."
 
 
 def _keep(found: Verdict, measure: Measure) -> str:
@@ -370,20 +415,21 @@ def _keep(found: Verdict, measure: Measure) -> str:
     if not open_rows:
         said = f"with {found.seeds} seeds {one or 'every other rule'} is worse {found.where}."
     elif not any(value for row in open_rows if row.difference for value in row.difference.values):
-        said = "no other rule is better, and none that is not worse differs from it in any seed."
+        said = "no other rule is better, and those that are not worse give the same result in every seed."
     else:
         assert found.detectable is not None, "a rule that was tested has a least difference"
         said = (
-            f"with {found.seeds} seeds {f'{one} is not' if one else 'nothing is'} better {found.where}; a difference "
-            f"under {_named(found.detectable, measure)} would not have been seen."
+            f"with {found.seeds} seeds {f'{one} is not' if one else 'no rule is'} significantly better {found.where}. "
+            f"A difference below {_named(found.detectable, measure)} may go undetected (80% power)."
         )
     needed = found.seeds_needed or 0
-    more = f" To see {_named(found.small, measure)} takes about {needed} seeds." if needed > found.seeds else ""
+    more = f" To detect {_named(found.small, measure)}, run about {needed} seeds." if needed > found.seeds else ""
     return f"Keep {found.baseline}: {said}{more}"
 
 
 _SAID = {
     Answer.REFUSED: _refused,
+    Answer.AT_CHANCE: _at_chance,
     Answer.ALONE: _alone,
     Answer.TOO_FEW_SEEDS: _too_few_seeds,
     Answer.CANNOT_CHOOSE: _cannot_choose,
@@ -391,6 +437,10 @@ _SAID = {
     Answer.USE: _use,
     Answer.KEEP: _keep,
 }
+
+
+def _written(value: float, measure: Measure) -> str:
+    return f"{value:.1%}" if measure.percent else f"{measure.name} {value:.4g}"
 
 
 def _amount(difference: float, measure: Measure) -> str:
@@ -432,17 +482,24 @@ def verdict_of(run: Recorded, experiment: Description) -> Verdict:
         mean = float(np.mean(series[-last:]))
         return -mean if rows.measure.less_is_better and not on_server else mean
 
-    promise = history.facts.privacy
+    promise, values = history.facts.privacy, _by_rule(curves, value)
+    chance = _chance(run, rows, values, last)
     return decide(
-        _by_rule(curves, value),
+        values,
         run.baseline,
         rows,
-        Exclusions(_left_out(run, by_clients=not on_server), _problem(run)),
+        Exclusions(_left_out(run, by_clients=not on_server), _problem(run), chance),
         controls=[curve.rule for curve in curves if not curve.settings.asks_clients],
-        command=f"steelyard compare {shlex.quote(str(history.folder / RUN_FILE))} --rules recipe",
+        command=_again(run),
         # Each of the private rules learnt from the same data.
         spent=None if promise is None or len(promise.epsilon) < 2 else promise.together,
     )
+
+
+def _again(run: Recorded) -> str:
+    """Return the command that compares the rules of a run anew, as a shell takes it."""
+    held = [] if find_baseline(run.history, None) == run.baseline else ["--baseline", run.baseline]
+    return shlex.join(["steelyard", "compare", str(run.history.folder / RUN_FILE), "--rules", "recipe", *held])
 
 
 def _by_rule(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> dict[str, list[float]]:
@@ -462,17 +519,15 @@ def _rows(run: Recorded, experiment: Description, *, server: bool) -> tuple[bool
     few = min(run.history.facts.report_rows.values(), default=0) if by_server else min(tested)
     refused = ""
     if chose and (by_server or dealt):
-        refused = (
-            "the rows that report also weighed the clients (partition.server_report = 'same'; 'apart' keeps others)"
-        )
+        refused = "the server's test samples also weighted the clients. Set partition.server_report = 'apart'"
     elif measure.bounded and 0 < few < LEAST_ROWS:
-        refused = f"{few} rows are too few to report on rules ({LEAST_ROWS} at least)"
+        refused = f"{few} test samples are too few to compare rules ({LEAST_ROWS} at least)"
     where = f"on {run.server_rows}"
     if not by_server:
         count = f"{min(tested):,}" if min(tested) == max(tested) else f"{min(tested):,} to {max(tested):,}"
         own = "validation" if experiment.validation is not None else "test"
-        where = f"over {count} users" if experiment.lists else f"on the clients' {count} {own} rows"
-    rows = Rows(measure, where, refused)
+        where = f"over {count} users" if experiment.lists else f"on the clients' {count} {own} samples"
+    rows = Rows(measure, where, few, refused)
     return by_server, _with_choice(rows, experiment, run.curves, min(tested), by_server=by_server)
 
 
@@ -489,9 +544,9 @@ def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], t
         return _by_rule(curves, lambda curve: float(np.median(curve.scores[-last:, every].mean(axis=0))))
 
     if by_server and tested >= LEAST_ROWS:
-        return replace(rows, chosen_on=median(slice(None)), choosing=f"The clients' {tested:,} test rows chose it.")
+        return replace(rows, chosen_on=median(slice(None)), choosing=_CHOSE.format(f"{tested:,} client test samples"))
     if experiment.name in recipes():
-        return replace(rows, choosing="The rows that report chose it too, as in the paper.")
+        return replace(rows, choosing="The same samples also chose it, as in the paper.")
     reports, chooses = slice(0, None, 2), slice(1, None, 2)
     reporting, choosing = (min(int(curve.rows[half].sum()) for curve in curves) for half in (reports, chooses))
     if not by_server and rows.measure.percent and min(reporting, choosing) >= LEAST_ROWS:
@@ -503,27 +558,47 @@ def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], t
         return replace(
             rows,
             chosen_on=median(chooses),
-            choosing=f"The {choosing:,} test rows of the other clients chose it.",
+            choosing=_CHOSE.format(f"{choosing:,} test samples of the other clients"),
             reported_on=_by_rule(curves, mean),
-            reported_where=f"on the {reporting:,} test rows of every other client",
+            reported_where=f"on the {reporting:,} test samples of every other client",
         )
     if by_server and tested:
-        why = f"the clients' {tested:,} test rows are too few to choose one of them ({LEAST_ROWS} at least)"
+        why = f"the clients' {tested:,} test samples are too few to choose one of them ({LEAST_ROWS} at least)"
     else:
         why = (
-            f"no other rows choose one of them: {LEAST_ROWS} test rows in either half of the clients would, or "
+            f"no other samples choose one of them: {LEAST_ROWS} test samples in either half of the clients would, or "
             "partition.server_report = 'apart'"
         )
     return replace(rows, cannot_choose=why)
 
 
+_CHOSE = "Of the better rules, it serves the median client best ({})."
+
+
 def _left_out(run: Recorded, *, by_clients: bool) -> dict[str, str]:
     """Return by rule why it is not recommended: its model exploded, or the clients' test rows chose its order."""
     history, adjusted = run.history, [curve.rule for curve in run.curves if by_clients and curve.settings.adjust]
-    found = dict.fromkeys(adjusted, "the rows that report also chose its order")
+    found = dict.fromkeys(adjusted, "the test samples also chose its order")
     seeds = history.federations["seed"].nunique()
     ended = Counter(rule for rule, _ in history.ended)
-    return found | {rule: f"its model exploded in {count} of {seeds} seeds" for rule, count in ended.items()}
+    return found | {rule: f"its training diverged in {count} of {seeds} seeds" for rule, count in ended.items()}
+
+
+def _chance(run: Recorded, rows: Rows, values: Values, last: int) -> str:
+    """Return what guessing reaches where no rule does better by a standard error; empty where one does.
+
+    Of classes that are not alike, guessing the commonest does better than this: nothing is said of such a model.
+    """
+    measure, best = rows.measure, max(float(np.mean(each)) for each in values.values())
+    if measure.of_rows:
+        counts = [each for clients in run.history.facts.labels.values() for each in clients.values()]
+        guess = 1 / max(map(len, counts), default=1)
+        error = math.sqrt(guess * (1 - guess) / rows.count) if rows.count else 0.0
+        return f"guessing one of {1 / guess:.0f} classes: {guess:.1%}" if best <= guess + error and guess < 1 else ""
+    if measure.name == "C-index":
+        return "a random order: 0.5" if best <= 0.5 else ""
+    fits = [np.mean(curve.server["r2"][-last:]) for curve in run.curves if "r2" in curve.server]
+    return "predicting the mean is as good" if fits and max(fits) <= 0 else ""
 
 
 def _problem(run: Recorded) -> str:
@@ -535,6 +610,6 @@ def _problem(run: Recorded) -> str:
         return f"the run is {facts.status}, after round {last}{planned}"
     if ended := sum(rule == baseline for rule, _ in history.ended):
         count = history.federations["seed"].nunique()
-        return f"{baseline}, which the others are held against, exploded in {ended} of {count} seeds"
+        return f"training with {baseline}, the baseline, diverged in {ended} of {count} seeds"
     single = [row for row in run.weighed_one if row.rounds == row.of]
-    return "rounds weighed one client only, and no rule can prefer one client to another there" if single else ""
+    return "every round weighted one client only, so that all rules are the same" if single else ""

@@ -19,7 +19,7 @@ from steelyard.base.documents import Document
 from steelyard.base.errors import UserError
 from steelyard.base.measures import Estimate, Measure, estimate, measure_of
 from steelyard.experiment.description import Description
-from steelyard.report.curves import Chain, Curve, Exploded, HeavyClient, SingleClient, read_run
+from steelyard.report.curves import Chain, Curve, Exploded, FailingClient, HeavyClient, SingleClient, read_run
 from steelyard.report.decide import Verdict, verdict_of
 from steelyard.report.statistics import (
     FIGURES,
@@ -184,12 +184,14 @@ class Comparison(Document):
     measure: str
     """What a client's score is: accuracy, ndcg@10, minus RMSE."""
     server_rows: str
-    """What the server's reporting rows are called: "the server's 46 rows"."""
+    """What the server's reporting rows are called: "the server's 46 test samples"."""
     clients: int
     flaws: dict[int, dict[str, tuple[str, ...]]]
     """By seed and client, in words."""
     weighed_one: tuple[SingleClient, ...]
     """Rules and seeds with rounds that weighed one client only; empty for a sound run."""
+    failing: tuple[FailingClient, ...] = ()
+    """Clients that failed in at least half of the rounds in which they were selected."""
     left_out: dict[str, str]
     """What `--rules all` asked for and could not run, with the reason."""
     seeds: tuple[int, ...]
@@ -272,6 +274,7 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
             seed: {client: tuple(words) for client, words in of_seed.items()} for seed, of_seed in found.flaws.items()
         },
         weighed_one=found.weighed_one,
+        failing=found.failing,
         left_out=experiment.left_out,
         seeds=tuple(found.flaws),
         rounds=newest,
@@ -364,7 +367,7 @@ def compared(
     rules: list[RuleResult] = []
     for rule, mine in by_rule.items():
         text = "" if rule == baseline else f"{rule} against {baseline}: {'; '.join(words[rule])}."
-        chance = " One seed: it may be chance." if text and len(mine) == 1 else ""
+        chance = " One seed: not tested." if text and len(mine) == 1 else ""
         found = _rule(mine, measure, None if rule == baseline else _right_wrong(by_rule[baseline], mine))
         figures = {name: estimate(each) for name, each in values[rule].items() if not np.isnan(each).all()}
         rules.append(found.model_copy(update={"figures": figures, "tests": tests[rule], "in_words": text + chance}))
@@ -377,7 +380,7 @@ def _in_words(test: PairedTest, what: str, unit: str, factor: float) -> str:
     if test.verdict == "untested":
         return f"{what} {amount}"
     return (
-        f"{test.verdict} in {what} ({amount}, 95 % interval {_signed(test.low * factor)} to "
+        f"{test.verdict} in {what} ({amount}, 95% interval {_signed(test.low * factor)} to "
         f"{_signed(test.high * factor)}, p = {test.p_holm:.2g} after Holm's correction)"
     )
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from steelyard.base.errors import printable
-from steelyard.base.measures import UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
+from steelyard.base.measures import FEWEST, UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import Chain, Curve, SingleClient
-from steelyard.report.decide import Verdict, more_seeds
+from steelyard.report.decide import Answer, Verdict, more_seeds
 from steelyard.report.rendering import Block, Copied, Table, as_csv, spark
 from steelyard.report.result import ClientScore, Comparison, RuleResult, TargetTable
 from steelyard.report.statistics import (
@@ -34,6 +34,8 @@ F1_ROUNDS = 6
 """Rounds that the table of macro F1 shows."""
 MOST_CLIENTS = 20
 """Clients up to which each has a line of its own."""
+MOST_NAMED = 3
+"""Clients that one sentence names."""
 MOST_CLASSES = 20
 """Classes up to which each has a column of its own."""
 
@@ -167,7 +169,29 @@ def headline(document: Comparison, *, lines: bool = True) -> list[str]:
         if each.ended
     ]
     more = more_seeds(found) if lines else []
-    return [*first, found.sentence, *single, *ended, *_best(document), *_flawed_sentence(document, found), *more]
+    told = [*single, *ended, *_failing(document), *_at_zero(document, found), *_best(document)]
+    return [*first, found.sentence, *told, *_flawed_sentence(document, found), *more]
+
+
+def _failing(document: Comparison) -> list[str]:
+    """Say which client failed in most of its rounds, and why; nothing where none did."""
+    if not document.failing:
+        return []
+    worst, *others = document.failing
+    more = f" {len(others)} more failed in at least half of theirs." if others else ""
+    counted = f"{worst.failed} of its {worst.selected} updates"
+    return [f"{worst.client} failed to send {counted}: {worst.reason.rstrip('.')}.{more}"]
+
+
+def _at_zero(document: Comparison, found: Verdict) -> list[str]:
+    """Name clients whose every test sample the rule to use gets wrong; nothing where all rules are at chance."""
+    if found.answer is Answer.AT_CHANCE or not measure_of(document.measure).of_rows:
+        return []
+    rule = found.rule or next(iter(found.better), found.baseline)
+    none = [each for each in document.rule(rule).clients if each.score == 0 and each.rows >= FEWEST]
+    shown = [f"{each.client} (0 of {each.rows} samples)" for each in none[:MOST_NAMED]]
+    more = f" and {len(none) - MOST_NAMED} more" if len(none) > MOST_NAMED else ""
+    return [f"With {rule}, the last model is right on no test sample of {', '.join(shown)}{more}."] if none else []
 
 
 def _best(document: Comparison) -> list[str]:

@@ -207,6 +207,7 @@ class Sweep(Study):
             value=estimate([each.value for each in figures]),
             unreached=sum(not each.reached for each in figures),
             diverged=any(each.exploded for each in figures),
+            samples=min(each.samples for each in figures),
         )
 
     def _rank(self, row: SweepRow) -> tuple[float, ...]:
@@ -247,6 +248,8 @@ class Figure(NamedTuple):
     reached: bool = True
     """Whether there was a round that reached the target, where one is measured."""
     exploded: bool = False
+    samples: int = 0
+    """On how many test samples it is the share of those that are right; 0 for other measures."""
 
 
 def measured_name(experiment: Description, measure: str) -> str:
@@ -277,7 +280,8 @@ def _figure(history: History, experiment: Description, curve: Curve, measure: st
     if known := next((figure for figure in FIGURES if figure.name == name), None):
         value = known.of(curve, experiment.rounds)
         if measure != "rounds-to-target" or not math.isnan(value):
-            return Figure(value)
+            counted = (known.measure or measure_of(experiment.score_name)).of_rows
+            return Figure(value, samples=int(curve.rows.sum()) if name == "final" and counted else 0)
         return Figure(float(experiment.rounds.count or curve.rounds.max(initial=0)), reached=False)
     tested = history.tested(curve.rule, curve.seed, 0)
     last = tested.round == tested.round.max(initial=0)

@@ -28,6 +28,8 @@ class SweepRow(Document):
     unreached: int
     """In how many seeds a target was not reached: these count as the last round."""
     diverged: bool
+    samples: int = 0
+    """How many validation samples an accuracy rests on; 0 where that is not known."""
 
 
 class SweepTest(Document):
@@ -80,6 +82,7 @@ def sweep_csv(document: SweepDocument) -> str:
 def sweep_table(document: SweepDocument) -> Table:
     """Return a sweep with a line for each point, the best first."""
     rows, best = document.rows, document.best and document.best.point
+    others = alike(document)
     unreached = any(row.unreached for row in rows)
     with_rule = len({row.rule for row in rows}) > 1 or not document.fields
     headings = ("point", *_short_names(document.fields), *["rule"] * with_rule, document.measured)
@@ -89,7 +92,7 @@ def sweep_table(document: SweepDocument) -> Table:
         (*headings, *["unreached"] * unreached),
         tuple(
             (
-                f"{row.point} *" if row.point == best else str(row.point),
+                f"{row.point} {'*' if row.point == best else '=' if row.point in others else ''}".rstrip(),
                 *map(show, row.values.values()),
                 *[row.rule] * with_rule,
                 "diverged" if row.diverged else show_value(row.value, document),
@@ -99,6 +102,15 @@ def sweep_table(document: SweepDocument) -> Table:
         ),
         _note(document),
     )
+
+
+def alike(document: SweepDocument) -> list[int]:
+    """Return the further points that are within one test sample of the best, or equal to it where nobody counts."""
+    if document.best is None:
+        return []
+    best, margin = document.best, 1 / document.best.samples if document.best.samples else 0.0
+    near = (row for row in document.rows if abs(row.value.mean - best.value.mean) <= margin + 1e-12)
+    return [row.point for row in near if row.point != best.point]
 
 
 def _short_names(fields: Sequence[str]) -> list[str]:
@@ -119,6 +131,10 @@ def show_value(value: Estimate, document: SweepDocument) -> str:
 
 def _note(document: SweepDocument) -> str:
     notes = ["the best is marked *"] if document.best is not None else ["no point has a figure"]
+    if others := alike(document):
+        within = f" to one of its {document.best.samples} samples" if document.best and document.best.samples else ""
+        count = "1 point is" if len(others) == 1 else f"{len(others)} points are"
+        notes.append(f"{count} as good{within}, marked =: the best is the first of them in the grid")
     if len(document.seeds) > 1:
         notes.append(f"mean of {len(document.seeds)} seeds ± half the 95 % interval")
     if any(row.unreached for row in document.rows):

@@ -137,7 +137,8 @@ export class RunView {
   }
 
   drawTable() {
-    const { rows, measure } = this.found;
+    const { rows, measure, table } = this.found;
+    if (table) return this.drawDecided(table);
     const server = rows.some((row) => row.server !== null && row.server !== undefined);
     const tests = rows.some((row) => row.tests > 0);
     const seeds = rows.some((row) => row.seeds > 1);
@@ -158,6 +159,12 @@ export class RunView {
     if (rows.every((row) => row.accuracy === null)) {
       this.table.append(h("p", { class: "hint" }, "Nothing is measured yet: figures come with the first rounds, by themselves."));
     }
+  }
+
+  drawDecided(table) {
+    const heads = h("tr", {}, table.headings.map((text) => h("th", { scope: "col" }, text)));
+    const body = table.rows.map(([rule, ...cells]) => h("tr", {}, h("th", { scope: "row" }, rule), cells.map((cell) => h("td", {}, cell))));
+    this.table.replaceChildren(h("table", {}, h("caption", {}, table.title), h("thead", {}, heads), h("tbody", {}, body)), h("p", { class: "hint" }, table.note));
   }
 
   drawControls() {
