@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from tests import kit
 from tests.clients.flower.flower_fakes import FakeGrid, changed_answer, crowd
 from tests.federate.small_experiment import assert_same_weights, node
@@ -18,6 +18,7 @@ from tests.kit import assert_refused
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.flower.hidden_messages import HideForm
 from steelyard.clients.flower.survey import read_sums, write_sums
 from steelyard.clients.flower.wire import (
     COMPARE,
@@ -142,7 +143,7 @@ def test_a_site_that_tells_nothing_is_scaled_by_what_the_others_agreed(sites: Si
 
 def test_where_fewer_than_two_sites_tell_each_scales_alone_and_the_run_says_so(sites: Sites) -> None:
     clients, held = surveyed(sites("no", "no", "sums"))
-    assert (held, "each node scales by its own rows" in clients.notes[-1]) == ({}, True)
+    assert (held, "each node scales or fills by its own rows" in clients.notes[-1]) == ({}, True)
 
 
 HONEST = SiteSums.of(("age", "dose"), np.random.default_rng(1).normal((40, 2), (9, 0.3), (60, 2)), 10, {"y": {"0": 60}})
@@ -195,6 +196,7 @@ def test_what_no_site_can_have_is_named_and_left_out(lie: str) -> None:
     liar = changed_answer(write_sums(HONEST), arrays, **form)
     honest = [answering(name, write_sums(HONEST)) for name in ("a", "b")]
     clients = crowd({1: honest[0], 2: honest[1], 3: answering("c", liar)})
+    clients.survey.ask()
     together = clients.survey.together
     assert together is not None
     assert together.rows == 2 * HONEST.rows
@@ -208,18 +210,54 @@ def test_a_site_that_claims_a_thousand_times_the_rows_counts_as_three_of_the_med
         HONEST, rows=60_000, present=HONEST.present * 1000, bins=HONEST.bins * 1000, mean=HONEST.mean + 7, words={}
     )
     clients = crowd({n: answering(str(n), write_sums(one)) for n, one in enumerate((HONEST, HONEST, large))})
+    clients.survey.ask()
     together = clients.survey.together
     assert together is not None
     assert scales(together)["age"][0] == pytest.approx(HONEST.mean[0] + 7 * 3 / 5, abs=0.2)
 
 
-def test_words_that_take_each_others_places_are_named_but_for_rare_ones() -> None:
-    words = ({"f": 30, "m": 30}, {"f": 30, "(rare 1)": 0}, {"f": 20, "m": 40}, {"m": 30, "w": 30})
-    sites = [replace(HONEST, words={"sex": counts}) for counts in words]
-    clients = crowd({n: answering(f"site-{n}", write_sums(one)) for n, one in enumerate(sites)})
-    assert clients.survey.together is not None
-    (note,) = clients.notes
-    assert note.startswith("'sex' at site-3: the model takes 'm' for 'f', 'w' for 'm'; ")
+WORDS: dict[str, dict[str, Any]] = {
+    "north": {"sex": np.array(["m", "f"]), "stage": np.array([2, 10]), "y": np.array(["no", "yes"])},
+    "south": {"sex": np.array(["m"]), "stage": np.array([2, 1]), "y": np.array(["no", "yes"])},
+    "west": {"sex": np.array(["m", "w"]), "stage": np.array([10, 1]), "y": np.array(["no", "unsure"])},
+}
+
+
+def worded(site: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """A table with words that differ by site, of which three rows have one of their own."""
+
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        places = np.arange(len(table))
+        named = {name: words[places // 4 % len(words)] for name, words in WORDS[site].items()}
+        table = table.assign(**named)
+        return table.assign(sex=table["sex"].where(places >= 3, site))
+
+    return change
+
+
+def test_sites_agree_on_words_in_one_order_and_none_of_a_rare_one(sites: Sites, tmp_path: Path) -> None:
+    """Their tables have 2, 1 and 2 words beside rare ones, and classes that not all have."""
+    grid = sites("sums", "sums", "findings", damage={site: worded(site) for site in SITES})
+    for each in grid.nodes.values():
+        config = each.context.node_config  # type: ignore[attr-defined]
+        own = {**config["data"], "categories": ["sex", "stage"]}
+        del own["classes"]
+        config |= {"data": own, "min-rows": 5}
+    reading = {"categories": ["sex", "stage"], "classes": None, "normalise": "unit"}
+    document = kit.changed(EXPERIMENT, data=reading)
+    config = {"experiment": experiment_text(build(document)), "set": "", "out": str(tmp_path / "run")}
+    found = History(federate(grid, config, "5"))  # type: ignore[arg-type]
+    agreed = {"sex": ["f", "m", "w"], "stage": ["1", "2", "10"], "y": ["no", "unsure", "yes"]}
+    data = read_experiment(tmp_path / "run").model_dump()["data"]
+    assert {name: list(words) for name, words in data["agreed"].items()} == agreed
+    assert set(data["scales"]) == {"age", "dose"}
+    assert found.clients.query("round > 0")["failure"].isna().all()
+    prepared = Result(tmp_path / "run").model().preparation
+    assert prepared.target.names == agreed["y"]
+    assert {column.name: column.levels for column in prepared.columns if column.levels} == {
+        name: agreed[name] for name in ("sex", "stage")
+    }
+    assert (prepared.scale is not None, prepared.shape) == (True, [8])
 
 
 SAID = SaidFinding(name="other-units", column="dose", factor=10.0)
@@ -239,7 +277,8 @@ def test_what_nodes_say_of_themselves_is_said_in_our_words(said: list[SaidFindin
     answers = {name: answering(name, write_sums(HONEST), []) for name in ("a", "b")}
     grid = {1: answers["a"], 2: answers["b"], 3: answering("c", write_sums(HONEST), said)}
     clients = crowd(grid)
-    assert agreed(clients, build(kit.changed(EXPERIMENT, data={"normalise": "client"}))) == {}
+    agreed(clients, build(kit.changed(EXPERIMENT, data={"normalise": "client"})))
+    assert clients.terms == {}
     lines = [*clients.notes, *(finding.sentence for finding in clients.findings)]
     assert [line[: len(noted)] for line in lines] == [noted]
 
@@ -255,6 +294,46 @@ def test_each_site_compares_itself_and_tells_what_its_owner_allows(sites: Sites,
     # the owner's log says it all, and the server is told only what the owner allows
     assert any("-999 in 22 rows" in line for line in messages)
     assert any("'dose' at 'west' alone gives the label" in line for line in messages)
+
+
+def test_under_hidden_sums_nobody_sees_a_single_sites_counts_and_no_second_sum_is_opened(
+    sites: Sites, tables: Path, tmp_path: Path
+) -> None:
+    """The server that would subtract: it leaves one of four out of a second sum, or compares with sums it made up."""
+    grid = sites("sums", "findings", "sums")
+    east = {"client": "east", "data": {**READING, "path": str(tables / "west.csv")}, "statistics": "findings"}
+    grid.nodes[43] = node({**east, "allow": "", "state": str(tmp_path / "east")}, {})
+    seen: list[RecordDict] = []
+    gone: set[tuple[str, int]] = set()
+
+    def look(question: Message, answer: Message) -> list[Message]:
+        place = (question.metadata.message_type, question.metadata.dst_node_id)
+        seen.extend([answer.content] if place[0] == STATISTICS else [])
+        return [Message(Error(8, "gone"), reply_to=question)] if place in gone else [answer]
+
+    grid.tamper = look
+    hidden = {"privacy": {"aggregation": {"kind": "secure"}}, "federate": {"nodes": 4}}
+    clients, held = surveyed(grid, **hidden)
+    frames = [pd.read_csv(tables / f"{site}.csv").query("part == 'train'") for site in (*SITES, "west")]
+    train = pd.concat(frames)
+    for name in ("age", "dose"):
+        assert held["data.scales"][name] == pytest.approx([train[name].mean(), train[name].std(ddof=0)], rel=1e-4)
+    told = [read_sums(*wire.split(content)) for content in seen]
+    assert [(one.columns, int(one.bins.sum()), one.words) for one in told] == [
+        (("age", "dose"), 0, {"y": {"0": 0, "1": 0}})
+    ] * 4
+    together = clients.survey.together
+    assert together is not None
+    assert (together.rows, together.present.tolist()) == (len(train), [len(train)] * 2)
+    assert '"what":"statistics"' in (tmp_path / "north" / ASKED).read_text()
+    assert surveyed(grid, **hidden)[1] == held  # the same once more tells nothing new
+    clients.survey.together = replace(together, mean=together.mean + 1)
+    clients.survey.findings()
+    assert any("compared before" in note for note in clients.notes), clients.notes
+    gone.add((HideForm.kind, 43))
+    clients, held = surveyed(grid, **hidden)
+    assert "data.scales" not in held
+    assert any("0 of 4 clients helped to open the sum" in note for note in clients.notes), clients.notes
 
 
 def _without_ages(table: pd.DataFrame) -> pd.DataFrame:
@@ -284,7 +363,7 @@ def test_a_second_question_is_answered_with_the_same_and_written_down(sites: Sit
     [
         ("no", {}, "NotAllowed: statistics: this node's owner lets nobody know any"),
         ("sums", {"data": {"ignore": ["age"]}}, "NotAllowed: data.ignore: got"),
-        ("sums", {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}}, "[privacy] covers"),
+        ("sums", {"privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}}, "noise of [privacy] covers"),
     ],
 )
 def test_a_node_refuses_what_its_owner_or_the_experiment_does_not_need(
@@ -311,6 +390,8 @@ def test_nothing_that_is_told_rests_on_fewer_rows_than_the_owner_allows(missing:
 def test_owners_terms_are_read_and_held_against_what_else_they_ask() -> None:
     assert NodeConfig.read({"client": "a"}).terms.statistics is None
     assert NodeConfig.read({"client": "a", "allow": "*"}).terms.statistics == "findings"
+    hides = {"client": "a", "require": "aggregation", "key": "k", "peers": "p", "statistics": "sums"}
+    assert NodeConfig.read(hides).terms.statistics == "sums"
     local = {"client": "a", "require": "local", "epsilon": 8, "state": "s", "statistics": "sums"}
     for given in (local, {"client": "a", "statistics": "all"}):
         assert_refused(lambda given=given: NodeConfig.read(given), "statistics: got")

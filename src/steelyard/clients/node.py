@@ -187,8 +187,8 @@ class NodeConfig(Terms):
             raise ValueError(
                 'epsilon: given without state, the folder of the ledger; allowed: both, as in state="state"'
             )
-        if self.require and self.statistics not in (None, "no"):
-            got = f"got '{self.statistics}' with require, whose noise and sums do not cover them"
+        if "local" in self.require and self.statistics not in (None, "no"):
+            got = f"got '{self.statistics}' with require = \"local\", whose noise does not cover them"
             raise ValueError(f'statistics: {got}; allowed: "no"')
         self._refuse_idle()
         return self

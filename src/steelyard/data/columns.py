@@ -51,7 +51,7 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
         owners,
         held_out=test,
         marks={name: values[kept] for name, values in marks.items()},
-        classes=settings.classes if settings.positive_above is None else 2,
+        classes=settings.class_count,
         name=table.path.name,
     )
     task = "survival" if settings.task == "survival" else dataset.task
@@ -244,6 +244,11 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         )
     if settings.classes is not None:
         return numbers.astype(np.int64), [], ()
+    if known := [plain(text) for text in settings.agreed.get(settings.labels, ())]:
+        codes, texts = _factorized(table, settings.labels, cells)
+        found = np.array([known.index(text) if text in known else -1 for text in texts])[codes]
+        refuse(kept[found < 0], f"allowed by data.agreed: {listed(known)}")
+        return found, [], known
     where = f"{table.path}: column '{settings.labels}' (data.labels)"
     return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
 
@@ -412,7 +417,8 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
     codes, texts = _factorized(table, name, cells)
     missing = [plain(text) for text in settings.na_values.get(name, ())]
     unknown = {*missing, ""}
-    levels = [plain(text) for text in settings.levels.get(name, ())] or sorted(set(texts) - unknown, key=in_order)
+    agreed = settings.agreed.get(name, ())
+    levels = [plain(text) for text in settings.levels.get(name, agreed)] or sorted(set(texts) - unknown, key=in_order)
     if not named and len(levels) > _MOST_LEVELS:
         raise UserError(
             f"{table.path}: column '{name}' is text with {len(levels)} different values; expected at most "
@@ -420,7 +426,8 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
         )
     if not levels:
         raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
-    if strange := [place for place, text in enumerate(texts) if text not in levels and text not in unknown]:
+    strange = [place for place, text in enumerate(texts) if text not in levels and text not in unknown]
+    if strange and not agreed:
         refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
     return _of_levels(Column(name=name, kind="category", levels=levels, missing=missing), codes, texts)
 

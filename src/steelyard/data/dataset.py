@@ -45,13 +45,12 @@ class RawColumns:
 
     def scale(self, train: Rows) -> Scale:
         """Return what fills and scales numbers, by what the cells of the rows `train` say, or as it was agreed."""
-        found = Scale.of(self.numbers[train], self.missing, scaled=self.normalise != "unit")
+        scaled = self.normalise != "unit"
+        found = Scale.of(self.numbers[train], self.missing, scaled=scaled or bool(self.agreed))
         if not self.agreed:
             return found
         measured = zip(self.names, zip(found.mean, found.deviation, strict=True), strict=True)
-        mean, deviation = zip(*(self.agreed.get(name, own) for name, own in measured), strict=True)
-        fill = found.fill if self.missing == "zero" else list(mean)
-        return Scale(fill=fill, mean=list(mean), deviation=list(deviation))
+        return Scale.by([self.agreed.get(name, own) for name, own in measured], self.missing, scaled=scaled)
 
     def ranges(self, train: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the least and the largest number of each column in the rows `train`; NaN where there is none."""

@@ -6,6 +6,7 @@ A source says what it reads; `scaling` adds how it scaled. `new_rows` prepares f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -56,10 +57,16 @@ class Scale(Document):
             seen = np.nan_to_num(seen)
         _, mean, deviation = moments(seen)
         deviation[deviation == 0] = 1
-        fill = np.zeros_like(mean) if missing == "zero" else mean
+        return cls.by(list(zip(mean.tolist(), deviation.tolist(), strict=True)), missing, scaled=scaled)
+
+    @classmethod
+    def by(cls, scales: Sequence[tuple[float, float]], missing: str, *, scaled: bool) -> Scale:
+        """Return what the mean and deviation of each column say, as they were measured or agreed on."""
+        mean, deviation = [mean for mean, _ in scales], [deviation for _, deviation in scales]
+        fill = [0.0] * len(mean) if missing == "zero" else mean
         if not scaled:
-            mean, deviation = np.zeros_like(mean), np.ones_like(mean)
-        return cls(fill=fill.tolist(), mean=mean.tolist(), deviation=deviation.tolist())
+            mean, deviation = [0.0] * len(mean), [1.0] * len(mean)
+        return cls(fill=fill, mean=mean, deviation=deviation)
 
     def apply(self, values: Floats) -> Floats:
         """Return rows × columns filled and scaled."""

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.data.cells import in_order as in_level_order
 from steelyard.data.cells import moments
 from steelyard.data.findings import Finding, alone, beside, in_order
+from steelyard.data.preparation import Preparation
 from steelyard.data.profile import ColumnProfile, SiteProfile, edges_of, profile_column
 
 if TYPE_CHECKING:
@@ -31,9 +33,13 @@ _MAGNITUDES: Floats = 10.0 ** (np.arange(-120, 241) / 20)
 EDGES: Floats = np.concatenate([-_MAGNITUDES[::-1], _MAGNITUDES])
 """Where bins meet: twenty to each power of ten, from a millionth to a trillion, below and above 0."""
 BINS = len(EDGES) + 1
+_REACH: Floats = np.maximum(np.abs(np.insert(EDGES, 0, 0.0)), np.abs(np.append(EDGES, 0.0)))
+"""The largest magnitude that each bin holds, but for the outermost."""
 MOST_ROWS = 10**12
 LARGEST, SMALLEST = 1e30, 1e-30
 """Of means and deviations; an experiment holds no larger ones, and a smaller deviation would scale to infinity."""
+_POWERS: Floats = np.stack([10.0 ** np.arange(-6, 13), 100.0 ** np.arange(-6, 13)])
+"""Units of means and of squares, so that no site has to say how large its numbers are before they are added."""
 RARE = "(rare"
 """How the name begins under which a word stands that is too rare to be told."""
 _PARTS = 8
@@ -85,13 +91,25 @@ class SiteSums:
         """Return it without means and deviations."""
         return replace(self, mean=np.zeros_like(self.mean), deviation=np.zeros_like(self.deviation))
 
+    def names_alone(self) -> SiteSums:
+        """Return which columns and words there are, and how many rows; no count of any."""
+        words = {name: dict.fromkeys(counts, 0) for name, counts in self.words.items()}
+        bare = replace(self.without_scales(), present=np.zeros_like(self.present), words=words)
+        return replace(bare, bins=np.zeros_like(self.bins))
+
+    def levels(self, name: str) -> list[str]:
+        """Return the words of a column that are told by name, in the order that a table's reader gives them."""
+        return sorted((word for word in self.words[name] if not word.startswith(RARE)), key=in_level_order)
+
     def at_most(self, rows: int) -> SiteSums:
         """Return the same as if it had so many rows at most, so that nobody decides by what it claims."""
-        if self.rows <= rows:
-            return self
-        bins = (self.bins * (rows / self.rows)).astype(np.int64)
+        return self if self.rows <= rows else self.as_of(rows)
+
+    def as_of(self, rows: int) -> SiteSums:
+        """Return the same shares of so many rows."""
+        bins = (self.bins * (rows / max(self.rows, 1))).astype(np.int64)
         words = {
-            name: {word: int(count * rows / self.rows) for word, count in counts.items()}
+            name: {word: int(count * rows / max(self.rows, 1)) for word, count in counts.items()}
             for name, counts in self.words.items()
         }
         return replace(self, rows=rows, present=bins.sum(axis=1), bins=bins, words=words)
@@ -117,6 +135,41 @@ class SiteSums:
         words = {name: Counter(counts) - Counter(part.words.get(name, {})) for name, counts in self.words.items()}
         bins = np.maximum(self.bins - part.bins, 0)
         return replace(self, rows=max(self.rows - part.rows, 0), present=bins.sum(axis=1), bins=bins, words=words)
+
+    def like(self, prepared: Preparation) -> SiteSums:
+        """Return these columns with all words that rows have by a preparation, and no counts."""
+        levels = {column.name: column.levels for column in prepared.columns} | {
+            prepared.target.label: prepared.target.names
+        }
+        return replace(self.names_alone(), words={name: dict.fromkeys(levels[name], 0) for name in self.words})
+
+    def shares(self) -> Floats:
+        """Return it as numbers from -1 to 1, all alike for every site: what hidden sums and noise add up.
+
+        First the shares of the rows in each bin, then those with each word, then means and squares in units of each
+        power of ten, cut to 1: of these whoever has the sum takes the power that holds all cells.
+        """
+        rows = max(self.rows, 1)
+        worded = [count for name in sorted(self.words) for count in self.words[name].values()]
+        moments = np.stack([self.mean, np.square(self.mean) + np.square(self.deviation)])[..., None]
+        cut = np.clip(moments / _POWERS[:, None], -1, 1) * (self.present / rows)[:, None]
+        return np.concatenate([self.bins.ravel() / rows, np.array(worded) / rows, cut.ravel()])
+
+    def of_shares(self, shares: Floats, rows: int) -> SiteSums:
+        """Return what sites with these columns and words have together, by the weighted sum of their `shares`."""
+        count, worded = len(self.columns), sum(map(len, self.words.values()))
+        bins, told, moments = np.split(shares, [count * BINS, count * BINS + worded])
+        binned = np.rint(np.clip(bins, 0, 1) * rows).astype(np.int64).reshape(count, BINS)
+        counts = iter(np.rint(np.clip(told, 0, 1) * rows).astype(np.int64).tolist())
+        words = {name: {word: next(counts) for word in self.words[name]} for name in sorted(self.words)}
+        there = np.maximum(binned.sum(axis=1) / rows, 1 / rows)
+        reach = np.max((binned > 0) * _REACH, axis=1, initial=0.0)
+        power = np.minimum(np.searchsorted(_POWERS[0], reach * (1 - 1e-9)), _POWERS.shape[1] - 1)
+        first, second = moments.reshape(2, count, -1)[:, np.arange(count), power] / there
+        mean = first * _POWERS[0][power]
+        spread = np.sqrt(np.maximum(second * _POWERS[1][power] - np.square(mean), 0))
+        spread[spread < 1e-6 * np.abs(mean)] = 0  # no more than rounding
+        return SiteSums(rows, self.columns, binned.sum(axis=1), mean, spread, binned, words)
 
     def profile(self, site: str, label: str) -> SiteProfile:
         """Return it as a profile that others can be compared with."""
@@ -180,7 +233,10 @@ def pooled(parts: Sequence[SiteSums]) -> SiteSums:
         deviation=np.sqrt(np.sum(squares, axis=0)),
         bins=np.sum([part.bins for part in parts], axis=0),
         words={
-            name: dict(sum((Counter(part.words.get(name, {})) for part in parts), Counter[str]()))
+            name: {
+                word: sum(part.words.get(name, {}).get(word, 0) for part in parts)
+                for word in dict.fromkeys(word for part in parts for word in part.words.get(name, {}))
+            }
             for name in dict.fromkeys(name for part in parts for name in part.words)
         },
     )

@@ -200,15 +200,24 @@ class Kind(Section):
 
     @property
     def agrees(self) -> bool:
-        """Whether there are columns on whose scales sites should agree before the first round."""
+        """Whether there are columns on whose scales or fill values sites should agree before the first round."""
+        return False
+
+    @property
+    def agrees_on_words(self) -> bool:
+        """Whether sites should agree on values of categories or on classes, without which they may differ in shape."""
         return False
 
     def agreed(self, together: SiteSums) -> dict[str, Any]:
         """Return the fields that follow from what the sites have together, by dotted name."""
         return {}
 
-    def prepared(self, usual: SiteSums, shape: Sequence[int]) -> Preparation | None:
-        """Return what rows of nodes go through, by what one of them told; None where nobody can say."""
+    def agreed_words(self, together: SiteSums) -> dict[str, Any]:
+        """Return the fields that follow from which words the sites have."""
+        return {}
+
+    def prepared(self, known: SiteSums, shape: Sequence[int]) -> Preparation | None:
+        """Return what rows of nodes go through, by what they told; None where nobody can say."""
         return None
 
     def about_data(self) -> Mapping[str, int | list[int]]:
@@ -470,10 +479,9 @@ class Description(Kind):
     @property
     def refuses_statistics(self) -> str:
         """Why nodes tell nothing of their columns all the same; empty where they may."""
-        privacy = self.privacy
-        if privacy is None or not (privacy.aggregation or privacy.central or privacy.local):
+        if self.privacy is None or not self.privacy.noise:
             return ""
-        return "[privacy] covers single clients, and neither its noise nor its sums can cover what is told of columns"
+        return "the noise of [privacy] covers single clients, and hides their columns too"
 
     @property
     def validation_field(self) -> str:

@@ -325,20 +325,38 @@ class LearningDescription(Description):
 
     @property
     def agrees(self) -> bool:
-        """Whether a table's columns are scaled over all clients, by no scales that the experiment says."""
-        return isinstance(self.data, Csv) and self.data.normalise == "standard" and not self.data.scales
+        """Whether a table's columns are scaled or filled over all clients, by no scales that the experiment says."""
+        data = self.data
+        if not isinstance(data, Csv) or data.scales:
+            return False
+        return data.normalise == "standard" or (data.normalise == "unit" and data.missing == "mean")
+
+    @property
+    def agrees_on_words(self) -> bool:
+        """Whether the data are a table, of whose words the experiment does not say all that sites agreed on."""
+        return isinstance(self.data, Csv) and not self.data.agreed
 
     def agreed(self, together: SiteSums) -> dict[str, Any]:
         """Return the scale of each column."""
-        return {"data.scales": scales(together)} if self.agrees else {}
+        return {"data.scales": scales(together)} if self.agrees and len(together.columns) else {}
 
-    def prepared(self, usual: SiteSums, shape: Sequence[int]) -> Preparation | None:
-        """Return what rows of a table go through: columns by name, categories and classes as told, agreed scales."""
+    def agreed_words(self, together: SiteSums) -> dict[str, Any]:
+        """Return the values of each category, and the classes, as far as the experiment leaves them open."""
+        data = self.data
+        if not isinstance(data, Csv):
+            return {}
+        said = {*data.levels, *([] if data.class_count is None else [data.labels])}
+        found = {name: together.levels(name) for name in together.words if name not in said}
+        return {"data.agreed": {name: words for name, words in found.items() if words}} if any(found.values()) else {}
+
+    def prepared(self, known: SiteSums, shape: Sequence[int]) -> Preparation | None:
+        """Return what rows of a table go through: columns by name, categories, classes and scales as agreed."""
         data = self.data
         if not isinstance(data, Csv):
             return None
-        levels = {name: list(map(plain, data.levels.get(name, words))) for name, words in usual.words.items()}
-        names = list(usual.words.get(data.labels, ()))
+        held = {**data.agreed, **data.levels}
+        levels = {name: list(map(plain, held.get(name, words))) for name, words in known.words.items()}
+        names = levels.get(data.labels, [])
         columns = [
             Column(
                 name=name,
@@ -346,13 +364,12 @@ class LearningDescription(Description):
                 levels=levels.get(name, []),
                 missing=list(map(plain, data.na_values.get(name, ()))),
             )
-            for name in sorted({*usual.columns, *levels} - {data.labels})
+            for name in sorted({*known.columns, *levels} - {data.labels})
         ]
         scale = None
-        if usual.columns and set(usual.columns) <= set(data.scales):
-            mean, deviation = (list(part) for part in zip(*(data.scales[name] for name in usual.columns), strict=True))
-            fill = [0.0] * len(mean) if data.missing == "zero" else mean
-            scale = Scale(fill=fill, mean=mean, deviation=deviation)
+        if known.columns and set(known.columns) <= set(data.scales):
+            agreed = [data.scales[name] for name in known.columns]
+            scale = Scale.by(agreed, data.missing, scaled=data.normalise != "unit")
         return Preparation(
             form="table",
             shape=list(shape),

@@ -98,6 +98,8 @@ def _guarded_rows(
     partition = own_partition(node, held_out=held_out, seed=secret)
     fixed = _population(replace(sections, partition=partition, flaws=()), dataset, seed, node)
     fixed, notes = with_enough(fixed, rows_behind, node)
+    if isinstance(sections.data, Csv) and sections.data.agreed:
+        fixed = replace(fixed, dataset=_without_rare(fixed, node.min_rows))
     _check_introduction(dataset, sections.data, node)
     clients = Simulation(
         lambda _: fixed,
@@ -110,6 +112,20 @@ def _guarded_rows(
     guarded = EnoughRows(clients, node.min_rows, secret, tested, labelled, behind, counts_labels=counting)
     columns = _columns(replace(sections, partition=partition, flaws=()), dataset, seed, fixed.names, node)
     return guarded, tuple(sorted(fixed.names)), notes, columns
+
+
+def _without_rare(population: Population, least: int) -> Dataset:
+    """Return the rows with every word that too few train on as if it were empty.
+
+    The server names the words that sites agreed on: one that it guessed must not get a column that shows a single row.
+    """
+    dataset, described = population.dataset, population.dataset.described
+    train = torch.from_numpy(np.unique(np.concatenate([rows.train for rows in population.clients])))
+    begin = len(described.numbers)
+    counts = dataset.features[train, begin : begin + sum(len(column.levels) for column in described.columns)].sum(dim=0)
+    features = dataset.features.clone()
+    features[:, begin + torch.nonzero((counts > 0) & (counts < least)).flatten()] = 0
+    return replace(dataset, features=features)
 
 
 def _check_introduction(dataset: Dataset, data: DataSettings, node: NodeConfig) -> None:

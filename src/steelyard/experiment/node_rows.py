@@ -86,7 +86,7 @@ def with_enough(
     return replace(population, clients=kept), tuple(notes)
 
 
-_FREE = ("path", "attributes", "identities", "catalogue", "normalise", "scales", "size", "colours")
+_FREE = ("path", "attributes", "identities", "catalogue", "normalise", "scales", "agreed", "size", "colours")
 """Fields that an experiment may choose: files are the node's own anyway, and the others change no row's part."""
 
 

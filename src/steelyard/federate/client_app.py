@@ -60,7 +60,8 @@ from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task
 from steelyard.federate import book
 from steelyard.federate.book import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.secure_node import HiddenRound
-from steelyard.messages.updates import Evaluations, Failure, Question, Task
+from steelyard.messages.payloads import DenseModels
+from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
 from steelyard.privacy.planning import criteria_release
 from steelyard.proof.signing import SigningKey, digest_of_task
 from steelyard.proof.statements import Proof
@@ -259,11 +260,14 @@ def _train(message: Message, context: Context) -> RecordDict:
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(form.experiment, config)
-        hides = experiment.privacy is not None and experiment.privacy.aggregation is not None
+        hides = _hides_updates(experiment)
         if hides != bool(form.cohort):
             raise Refused("cohort: its keys go with a task where updates are hidden, and with no other")
         if len(set(task.clients)) != len(task.clients):  # Each time would be an answer of its own.
             raise Refused("clients: one is named twice; allowed: each once")
+        if hides and task.federation == wire.SURVEY:
+            hidden = _hidden_round(context, config, experiment, task.federation)
+            return _add_up(task, form, config, hidden, tasks.read_keys(message.content, form))
         own = agreed_task(task, form.algorithm, experiment)
         _keep_proofs(config, form.run, form.proofs)
         charge = _ledger(config, node, own, form.run)
@@ -347,18 +351,39 @@ def _statistics(message: Message, context: Context) -> RecordDict:
     form = StatisticsForm.read(wire.split(message.content)[0])
 
     def work(config: NodeConfig) -> RecordDict:
-        experiment, columns = _columns(form, config)
+        experiment, columns = _columns(form.experiment, config)
         sums = columns.sums if experiment.agrees else columns.sums.without_scales()
         what = survey.words(sums, scales=experiment.agrees)
+        if _hides_updates(experiment):
+            sums, what = sums.names_alone(), survey.words(sums, scales=False, counts=False)
         book.tell(config, what, len(sums.columns) + len(sums.words), form.run)
         return survey.write_sums(sums)
 
     return on_this_node(context, work, form.seconds)
 
 
-def _columns(form: StatisticsForm, config: NodeConfig) -> tuple[Description, SiteColumns]:
+def _hides_updates(experiment: Description) -> bool:
+    return experiment.privacy is not None and experiment.privacy.aggregation is not None
+
+
+def _add_up(task: Task, form: TaskForm, config: NodeConfig, hidden: HiddenRound, keys: Bytes) -> RecordDict:
+    """Answer a task about columns with key shares; what this node tells of them leaves in a sum with others' alone."""
+    _, columns = _columns(form.experiment, config)
+    shares = columns.sums.shares() * hidden.settings.bound
+    if len(task.clients) != 1 or task.round or bool(task.parameters.any()) or len(shares) != len(task.parameters):
+        raise Refused(f"columns: {len(task.parameters)} numbers of {len(task.clients)} clients; allowed: {len(shares)}")
+    updates = Updates(
+        *(task.federation, 0, task.clients, np.array([columns.sums.rows]), {}, np.zeros(1)),
+        DenseModels(torch.from_numpy(shares[None].astype(np.float32))),
+    )
+    what = survey.words(columns.sums, scales=True)
+    book.tell(config, f"{what}, hidden in a sum of {len(form.cohort)} nodes", len(columns.sums.columns), form.run)
+    return tasks.write_updates(hidden.trained(form, keys, task, updates), KeySharesCodec(len(form.cohort)))
+
+
+def _columns(text: str, config: NodeConfig) -> tuple[Description, SiteColumns]:
     """Return the columns of this node, or refuse a server that its owner or the experiment lets know nothing."""
-    experiment, node = node_clients(form.experiment, config)
+    experiment, node = node_clients(text, config)
     if config.terms.statistics in (None, "no"):
         raise NotAllowed("statistics: this node's owner lets nobody know any; allowed: training")
     if reason := experiment.refuses_statistics:
@@ -374,10 +399,15 @@ def _compare(message: Message, context: Context) -> RecordDict:
     form = ComparisonForm.read(text)
 
     def work(config: NodeConfig) -> RecordDict:
-        _, columns = _columns(form, config)
+        experiment, columns = _columns(form.experiment, config)
         if others.columns != columns.sums.columns:
             raise Refused("columns: not those of this node; allowed: these")
-        findings = columns.findings(others)
+        if hides := _hides_updates(experiment):
+            hidden = _hidden_round(context, config, experiment, wire.SURVEY)
+            numbers = [each.tolist() for each in (others.mean, others.deviation, others.bins)]
+            hidden.compare_once(form.run, [others.rows, form.words, form.weight, numbers])
+        own = columns.sums.as_of(round(form.weight * others.rows))
+        findings = columns.findings(others.minus(own) if hides else others)
         for finding in findings:
             _log.warning(f"{finding.level}: {finding.sentence}")
         told = []
@@ -459,7 +489,7 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
 def _hidden_round(context: Context, config: NodeConfig, experiment: Description, federation: str) -> HiddenRound:
     if experiment.privacy is None or experiment.privacy.aggregation is None:
         raise Refused("privacy.aggregation: this experiment hides no updates; allowed: its task")
-    if federation not in experiment.rules():  # By another name it would be another sum of the same updates.
+    if federation not in (*experiment.rules(), wire.SURVEY):  # By another name it would be another sum of the same.
         raise NotAllowed(f"federation: got {brief(federation)}; allowed: {listed(experiment.rules())}")
     return HiddenRound(context.state, federation, experiment.privacy.aggregation, config)
 

@@ -35,8 +35,9 @@ from steelyard.clients.flower.hidden_messages import (
     asked_digest,
     rows,
 )
-from steelyard.clients.flower.wire import Refused, TaskForm, Vouchers, read_array
+from steelyard.clients.flower.wire import SURVEY, Refused, TaskForm, Vouchers, read_array
 from steelyard.clients.node import NodeConfig
+from steelyard.experiment.node_rows import own_seed
 from steelyard.federate.book import ledger_name
 from steelyard.messages.updates import Failure, Task, Updates
 from steelyard.privacy.hidden import FixedPoint, Words, beyond
@@ -241,13 +242,33 @@ class HiddenRound:
         """
         members = sorted({member for client in clients.values() for member in client.members})
         summed = [members, sorted(form.survivors), sorted(self._about("weights").items())]
-        sum_of = hashlib.sha256(json.dumps(summed).encode()).hexdigest()
-        opened = OpenedSum(federation=form.federation, run=form.run, round=form.round, sum=sum_of)
+        if form.federation == SURVEY:  # Under other words the same rows would be another sum.
+            record = self.state[f"{self._name}/models"]
+            assert isinstance(record, ArrayRecord)
+            summed.append(hashlib.sha256(record["models"].data).hexdigest())
+        refusal = "open: this round was opened before, for others or other weights; allowed: the same sum again"
+        self._once(self._run_of(form.run), form.round, summed, refusal)
+
+    def compare_once(self, run: str, others: object) -> None:
+        """Refuse to compare columns with a second pool: by what is found beside many, the numbers here could be told.
+
+        The node cannot know whether a server made the pool up.
+        """
+        refusal = "compare: these columns were compared before, with other sums; allowed: the same sums again"
+        self._once(f"{self._run_of(run)} compared", 0, others, refusal)
+
+    def _run_of(self, run: str) -> str:
+        """Return by what a sum is remembered: those of columns by the file, of which every run has the same rows."""
+        by_file = self.federation == SURVEY and self.owner is not None and self.owner.data is not None
+        return f"columns {own_seed(self.owner)}" if by_file and self.owner is not None else run
+
+    def _once(self, run: str, round: int, content: object, refusal: str) -> None:
+        """Write down what a sum consists of before it leaves, or refuse one that differs from that before."""
+        sum_of = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        opened = OpenedSum(federation=self.federation, run=run, round=round, sum=sum_of)
         before = [one for one in self._opened() if one.round_of() == opened.round_of()]
         if any(one != opened for one in before):
-            raise Refused(
-                "open: this round was opened before, for others or other weights; allowed: the same sum again"
-            )
+            raise Refused(refusal)
         if before:
             return
         if self.folder is None:

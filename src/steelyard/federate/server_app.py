@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from steelyard.federate.queue import LOG, STOP, STOPPED, Status, note_outcome
 from steelyard.federate.workers import LAUNCHER, is_running
 from steelyard.runs.database import exists
 from steelyard.runs.history import History
+from steelyard.weighing.weights import cap_of
 
 _log = logger(__name__)
 
@@ -110,47 +111,69 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey
     else:
         clients = FlowerClients(grid, refusals, experiment.federate, **further)
     _log.info(f"waiting for {experiment.federate.nodes} nodes")
-    clients.wait()
+    clients.wait(alike=not (survey and experiment.agrees_on_words))
     _log.info(f"{clients.roster.nodes} nodes, {len(clients.roster.registered)} clients")
     terms = held_to(experiment, clients.roster.terms, len(clients.roster.registered))
     if terms:
         _log.info(f"terms of the nodes: {', '.join(f'{name} = {value:g}' for name, value in terms.items())}")
-    held = experiment
-    if changes := terms | (agreed(clients, experiment) if survey else {}):
-        held = experiment.changed(changes, where="terms of the nodes")
-        clients.hold_to(changes, experiment_text(held))
-        if isinstance(clients, HiddenClients) and held.privacy is not None and held.privacy.aggregation is not None:
-            clients.aggregation = held.privacy.aggregation
-    shape = clients.roster.about.get("features")
-    if survey and (usual := clients.survey.usual) is not None and isinstance(shape, list):
-        clients.prepared = held.prepared(usual, shape)
+    held = _hold(clients, experiment, terms)
+    if survey:
+        held = agreed(clients, held)
+        if not clients.roster.settled:
+            clients.wait()
+    shape, known = clients.roster.about.get("features"), clients.survey.known
+    if known is not None and isinstance(shape, list):
+        clients.prepared = held.prepared(known, shape)
     return clients
 
 
-def agreed(clients: FlowerClients, experiment: Description) -> dict[str, Any]:
-    """Return the fields that the sites agree on by what their owners let them tell, and note what seems wrong.
+def _hold(clients: FlowerClients, experiment: Description, fields: Mapping[str, Any]) -> Description:
+    """Return the experiment with these fields changed, by which nodes are asked from now on."""
+    if not fields:
+        return experiment
+    held = experiment.changed(fields, where="terms of the nodes")
+    clients.hold_to(fields, experiment_text(held), anew="data.agreed" in fields)
+    if "data.agreed" in fields:
+        clients.wait()
+    if isinstance(clients, HiddenClients) and held.privacy is not None and held.privacy.aggregation is not None:
+        clients.aggregation = held.privacy.aggregation
+    return held
 
-    Two sites must tell something.
+
+def agreed(clients: FlowerClients, experiment: Description) -> Description:
+    """Return the experiment as the sites agree on it by what their owners let them tell, and note what seems wrong.
+
+    First on words, then on scales. Two sites must tell something, or three where only their sum is seen.
     """
-    roster = clients.roster
-    comparing = experiment.has_columns and bool(roster.telling("findings"))
-    if not (experiment.agrees or comparing):
-        return {}
-    survey = clients.survey
-    together = None if experiment.refuses_statistics else survey.together
-    if together is None:
+    roster, survey = clients.roster, clients.survey
+    if not experiment.has_columns or not (experiment.agrees or roster.telling("sums", "findings")):
+        return experiment
+    asked = 0 if experiment.refuses_statistics else survey.ask()
+    if survey.known is None or asked < 2:
         why = experiment.refuses_statistics or "fewer than two nodes tell of their columns (statistics)"
-        alone = "; each node scales by its own rows" if experiment.agrees else ""
+        alone = "; each node scales or fills by its own rows" if experiment.agrees else ""
         roster.note(f"statistics: {why}{alone}")
-        return {}
-    if comparing:
+        return experiment
+    experiment = _agreed_on(clients, experiment, experiment.agreed_words(survey.known))
+    prepared = experiment.prepared(survey.known, [1])
+    if isinstance(clients, HiddenClients) and prepared is not None:
+        largest, shares = clients.aggregation.largest_weight, experiment.weighing.max_shares
+        bound = clients.aggregation.bound
+        like = survey.known.like(prepared)
+        survey.add_up(clients.train, like, bound, lambda count: cap_of(count, largest, shares))
+    if roster.telling("findings"):
         clients.findings = in_order(survey.findings())
         for finding in clients.findings:
             _log.warning(f"{finding.level}: {finding.sentence} ({finding.name})")
-    fields = experiment.agreed(together)
+    return (
+        experiment if survey.together is None else _agreed_on(clients, experiment, experiment.agreed(survey.together))
+    )
+
+
+def _agreed_on(clients: FlowerClients, experiment: Description, fields: Mapping[str, Any]) -> Description:
     for name, found in fields.items():
         _log.info(f"{name}: {len(found)} columns, agreed by the nodes")
-    return fields
+    return _hold(clients, experiment, fields)
 
 
 def _further(experiment: Description) -> set[str]:

@@ -246,14 +246,21 @@ class FlowerClients(Clients):
         self._keeping: set[tuple[str, str]] = set()
         """By federation: clients that keep something for the algorithm since an earlier round."""
 
-    def wait(self) -> None:
-        """Wait for the nodes that the experiment asks for; call it before the first round."""
-        self.roster.wait_for(self.settings.nodes, self.settings.start_timeout)
+    def wait(self, *, alike: bool = True) -> None:
+        """Wait for the nodes that the experiment asks for; call it before the first round.
 
-    def hold_to(self, terms: Mapping[str, Any], experiment: str) -> None:
-        """Ask nodes for the experiment as it is under their owners' terms; call it before the first round."""
-        self.terms, self._experiment = terms, experiment
-        self.roster.ask_for(experiment)
+        Without `alike` their data may differ in shape until they have agreed on words; call it again after that.
+        """
+        self.roster.wait_for(self.settings.nodes, self.settings.start_timeout, alike=alike)
+
+    def hold_to(self, terms: Mapping[str, Any], experiment: str, *, anew: bool = False) -> None:
+        """Ask nodes for the experiment as it is under their owners' terms; call it before the first round.
+
+        `anew` asks them again what their data look like under it.
+        """
+        self.terms, self._experiment = {**self.terms, **terms}, experiment
+        self.survey.experiment = experiment
+        self.roster.ask_for(experiment, anew=anew)
 
     @cached_property
     def survey(self) -> Survey:
@@ -296,6 +303,8 @@ class FlowerClients(Clients):
         """Send each task as it is to travel, and join what comes back."""
         classes, seconds = self.roster.about.get("classes"), self._seconds(tasks)
         expected = replace(self._expected, classes=classes if isinstance(classes, int) else 0)
+        if any(task.round == 0 for task in tasks):
+            expected = Expected()  # Of columns: no model, of which nothing is measured.
         cohorts = [
             CohortRows(task) if sending.codec is DENSE else CohortAnswers(task, sending.codec)
             for task, sending in zip(tasks, sendings, strict=True)
@@ -325,7 +334,7 @@ class FlowerClients(Clients):
             )
 
         def read(node: int, asked: tuple[str, ...], content: RecordDict) -> Updates:
-            key = self.roster.key(node)
+            key = self.roster.key(node) if task.round else None
             signer = None if key is None else Signer(self._run, digest, key)
             self._heads.arrived(proofs[node])  # A node keeps them before it answers.
             return cohort.put(read_updates(content, task, asked, expected, cohort.codec, signer))

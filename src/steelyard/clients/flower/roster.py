@@ -212,6 +212,8 @@ class Roster:
         self._keys: dict[int, str] = {}
         self._claims: dict[int, _Claim] = {}
         self._agreed: About | None = None
+        self._any = False
+        """Whether nodes count whose data look otherwise: what is agreed on next may make them alike."""
         self._holders: dict[str, int] = {}
         self._silent: set[int] = set()
         self._strikes: dict[int, int] = {}
@@ -232,10 +234,15 @@ class Roster:
         return json.loads(max(sorted(counted), key=lambda text: counted[text])) if counted else {}
 
     @property
+    def settled(self) -> bool:
+        """Whether it is settled what the data look like."""
+        return self._agreed is not None
+
+    @property
     def nodes(self) -> int:
         """Number of nodes that are connected and introduced, and whose data look as most say."""
         about = self.about
-        return sum(claim.about == about for claim in self._claims.values())
+        return sum(self._any or claim.about == about for claim in self._claims.values())
 
     @property
     def terms(self) -> dict[str, Terms]:
@@ -247,9 +254,11 @@ class Roster:
         told = [node for node, claim in self._claims.items() if claim.terms.statistics in terms]
         return sorted(client for client, node in self._holders.items() if node in told)
 
-    def ask_for(self, experiment: str) -> None:
-        """Ask whoever comes from now on for this experiment."""
+    def ask_for(self, experiment: str, *, anew: bool = False) -> None:
+        """Ask whoever comes from now on for this experiment; `anew`: those who are there too, whose data it changes."""
         self._introducing.ask_for(experiment)
+        if anew:
+            self._claims.clear()
 
     def holder(self, client: str) -> int | None:
         """Return the node that holds a client now, or None while it is away."""
@@ -370,16 +379,20 @@ class Roster:
                 raise Refused(f"client {name} belongs to the key of {'another node' if other is None else other.name}")
         self.owners |= dict.fromkeys(names, key)
 
-    def wait_for(self, nodes: int, seconds: float) -> None:
-        """Wait until this many nodes have introduced themselves, or say how many there are; settles `about`."""
-        begun, named = time.monotonic(), ""
+    def wait_for(self, nodes: int, seconds: float, *, alike: bool = True) -> None:
+        """Wait until this many nodes have introduced themselves, or say how many there are; settles `about`.
+
+        Without `alike` nodes count whatever their data look like, and nothing is settled yet.
+        """
+        begun, named, self._any = time.monotonic(), "", not alike
         # Reading the data for the first time can take long, so nodes may use all of the time there is.
         usual, self._introducing.seconds = self._introducing.seconds, max(self._introducing.seconds, seconds)
         while True:
             self.refresh()
             if self.nodes >= nodes:
                 self._introducing.seconds = usual
-                self._settle()
+                if alike:
+                    self._settle()
                 return
             waited, missing = time.monotonic() - begun, self._absent()
             if waited >= seconds:
@@ -420,7 +433,7 @@ class Roster:
         claimants: dict[str, list[int]] = {}
         about = self.about
         for node, claim in self._claims.items():
-            for client in claim.clients if claim.about == about else ():
+            for client in claim.clients if self._any or claim.about == about else ():
                 claimants.setdefault(client, []).append(node)
         for client, nodes in claimants.items():
             current = self._holders.get(client)

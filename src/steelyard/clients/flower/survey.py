@@ -6,17 +6,18 @@ what no site can have, is named, and the run goes on without its part.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import isfinite
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.mailbox import Errand, Exchange
 from steelyard.clients.flower.roster import Roster
@@ -33,9 +34,10 @@ from steelyard.clients.flower.wire import (
     unpack_all,
 )
 from steelyard.data.findings import NAMES, Finding, found
-from steelyard.data.site_sums import BINS, RARE, SiteSums, pooled
+from steelyard.data.site_sums import BINS, SiteSums, pooled
 from steelyard.messages.payloads import Shape
-from steelyard.messages.updates import Failure
+from steelyard.messages.updates import Failure, Task, Updates
+from steelyard.weighing.weights import limited
 
 MOST_COLUMNS = 2_000
 _LONGEST_NAME, _MOST_FINDINGS = 200, 50
@@ -60,22 +62,28 @@ class Said:
     failures: Sequence[Failure] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Survey:
-    """The nodes of a run and what they told; ask `together`, then `findings`."""
+    """The nodes of a run and what they told: `ask`, then `add_up` where nobody may see single ones, then `findings`."""
 
     roster: Roster
     exchange: Exchange
     run: str
     experiment: str
+    """As the nodes are asked for it."""
     seconds: float
     bound: float
     """A node counts for so many times the rows of the median node at most."""
+    known: SiteSums | None = None
+    """What those who answered told, put together; None where nobody told anything."""
+    together: SiteSums | None = None
+    """What they have together, once it is known; None where fewer than two told anything."""
     _parts: dict[tuple[str, ...], SiteSums] = field(default_factory=dict[tuple[str, ...], SiteSums])
+    _weights: dict[str, float] = field(default_factory=dict[str, float])
+    """By client, the share of what is together, where that was added up without anybody seeing its parts."""
 
-    @cached_property
-    def together(self) -> SiteSums | None:
-        """What those who answer have together; each is asked once. None where fewer than two tell anything."""
+    def ask(self) -> int:
+        """Ask those whose owners let them tell anything; returns how many did."""
         asked = self.roster.telling("sums", "findings")
         question = wire.content(StatisticsForm(run=self.run, experiment=self.experiment, seconds=self.seconds), {})
         errand = Errand(
@@ -93,19 +101,39 @@ class Survey:
         parts = _alike(self.roster, answers.parts)
         most = most_counted([part.sums.rows for part in parts], self.bound)
         self._parts.update({part.clients: part.sums.at_most(most) for part in parts})
-        self._note_words()
-        return pooled(list(self._parts.values())) if len(parts) > 1 else None
+        self.known = pooled(list(self._parts.values())) if parts else None
+        self.together = self.known if len(parts) > 1 else None
+        return len(parts)
 
-    @property
-    def usual(self) -> SiteSums | None:
-        """One that has the words that most have, in their order; None where nobody told anything."""
-        kinds = {
-            clients: json.dumps({name: list(part.words[name]) for name in sorted(part.words)})
-            for clients, part in self._parts.items()
-        }
-        counted = Counter(kinds.values())
-        most = max(sorted(kinds), key=lambda clients: counted[kinds[clients]], default=())
-        return self._parts.get(most)
+    def add_up(
+        self,
+        train: Callable[[Sequence[Task]], list[Updates]],
+        like: SiteSums,
+        unit: float,
+        high: Callable[[int], float],
+    ) -> None:
+        """Have nodes tell their shares as updates of a round before the first, of which nobody sees single ones.
+
+        `like` says which columns and words there are, `unit` what a share of 1 travels as, `high` the largest weight
+        among so many nodes. A sum that cannot be had is noted, and the run goes on without it.
+        """
+        names = tuple(sorted(clients[0] for clients in self._parts))
+        task = Task(wire.SURVEY, 0, 0, names, torch.zeros(len(like.shares())))
+        self.together = None
+        try:
+            (updates,) = train([task])
+            self._note(updates.failures)
+            rows = np.minimum(updates.samples, most_counted(updates.samples.tolist(), self.bound))
+            weights = limited(rows / rows.sum(), high=high(len(rows)))
+            total = updates.payload.aggregate(task.parameters, weights).double().numpy() / unit
+        except UserError as error:
+            self.roster.note(f"statistics: {error}")
+            return
+        summed = updates.payload.summed
+        stayed = np.isin(updates.clients, updates.clients if summed is None else summed.clients)
+        given = weights * stayed / (weights * stayed).sum()
+        self._weights = dict(zip(updates.clients, given.tolist(), strict=True))
+        self.together = like.of_shares(total, int(rows[stayed].sum()))
 
     def findings(self) -> list[Finding]:
         """Send each node that told something what the others have, and return what it finds wrong with itself."""
@@ -115,8 +143,9 @@ class Survey:
         words = {"run": self.run, "experiment": self.experiment, "seconds": self.seconds}
 
         def write(node: int, clients: tuple[str, ...]) -> RecordDict:
-            others = together.minus(self._parts[clients])
-            return wire.content(ComparisonForm(**words, **_written(others)), _arrays(others))
+            weight = self._weights.get(clients[0], 0.0)
+            others = together if self._weights else together.minus(self._parts[clients])
+            return wire.content(ComparisonForm(**words, **_written(others), weight=weight), _arrays(others))
 
         def read(node: int, clients: tuple[str, ...], content: RecordDict) -> Said:
             return Said(read_findings(content, clients, self._parts[clients]))
@@ -127,17 +156,6 @@ class Survey:
         findings = [finding for part in answers.parts for finding in part.findings]
         explained = {finding.column for finding in findings if finding.name != "drift"}
         return [finding for finding in findings if finding.name != "drift" or finding.column not in explained]
-
-    def _note_words(self) -> None:
-        """Note categories and classes that most sites have at the place of others: a model takes them for the same."""
-        usual = {} if self.usual is None else self.usual.words
-        for clients, part in self._parts.items():
-            for name, counts in part.words.items():
-                pairs = zip(usual.get(name, ()), counts, strict=False)
-                known = [(most, own) for most, own in pairs if RARE not in most and RARE not in own]
-                if odd := [f"'{own}' for '{most}'" for most, own in known if own != most]:
-                    taken = f"'{name}' at {wire.names(clients)}: the model takes {', '.join(odd)[:120]}"
-                    self.roster.note(f"{taken}; mend it with data.columns or levels")
 
     def _note(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
@@ -174,8 +192,11 @@ def read_sums(text: object, arrays: ArrayRecord, of: type[SumsForm] = SumsForm) 
     return sums
 
 
-def words(sums: SiteSums, *, scales: bool) -> str:
+def words(sums: SiteSums, *, scales: bool, counts: bool = True) -> str:
     """Say for the owner what leaves."""
+    if not counts:
+        named = ", ".join(f"{name}: {', '.join(sums.levels(name))}" for name in sums.words)
+        return f"{sums.rows} rows, the names of {len(sums.columns)} columns of numbers{named and f', words of {named}'}"
     told = int((sums.present > 0).sum())
     few = f"; of {len(sums.columns) - told} nothing, for they have too few" if told < len(sums.columns) else ""
     what = "mean, deviation and cells" if scales else "cells"

@@ -39,6 +39,8 @@ EVALUATE = "evaluate.question"
 HEADS = "query.heads"
 STATISTICS = "query.statistics"
 COMPARE = "query.compare"
+SURVEY = "(columns)"
+"""In the place of a federation's name, in round 0: nodes tell of their columns in numbers that are only added up."""
 """The messages that a server sends, by Flower's message type; those of hidden updates are in `hidden_messages`."""
 
 
@@ -172,6 +174,9 @@ class SumsForm(Form):
 
 class ComparisonForm(StatisticsForm, SumsForm):
     """The server sends a node what the others have together, and asks what seems wrong beside them."""
+
+    weight: float = Field(default=0.0, ge=0, le=1)
+    """The node's own share of what all have together; 0: its own part is not in it."""
 
 
 class SaidFinding(BaseModel, extra="forbid", frozen=True, strict=True):

@@ -63,7 +63,11 @@ class Csv(FileSource, named="csv"):
     1 per column, measured on the training rows of all clients; unit: numbers as they are."""
     scales: dict[str, tuple[float, Annotated[float, Field(gt=0)]]] = Field(default_factory=dict)
     """standard: mean and standard deviation of a column, column = [mean, deviation], in place of those that are
-    measured. Across machines the sites agree on them before round 1, as far as their owners allow."""
+    measured; unit: of these the means, which fill empty cells. Across machines the sites agree on them before round 1,
+    as far as their owners allow."""
+    agreed: dict[str, Annotated[tuple[Cell, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """The values of categories and of the label on which sites agreed before round 1, column = [values]. Another value
+    of a category counts as empty; another label is refused."""
     labels: str
     """The column that is to be predicted."""
     owner: str | None = None
@@ -126,8 +130,8 @@ class Csv(FileSource, named="csv"):
         if (self.path is None) == (not self.files):
             got = "nothing" if self.path is None else "some together with path"
             raise ValueError(f"files: got {got}; allowed: one of the two, a table or a folder as path, or files")
-        if self.scales and self.normalise != "standard":
-            raise ValueError(f"scales: got some with normalise '{self.normalise}'; allowed with: standard")
+        if self.scales and self.normalise == "client":
+            raise ValueError("scales: got some with normalise 'client'; allowed with: standard, unit")
         if self.held_out_is and self.held_out is None:
             raise ValueError("held_out_is: got values, and no column that has them; allowed with: held_out")
         if self.positive_above is not None and self.task != "classes":
@@ -141,15 +145,21 @@ class Csv(FileSource, named="csv"):
         return self
 
     def capabilities(self) -> SourceCapabilities:
-        classes = self.classes if self.positive_above is None else 2
         return SourceCapabilities(
             self.task,
-            classes=classes if self.task == "classes" else 0,
+            classes=self.class_count if self.task == "classes" else 0,
             marks=frozenset({*self.marks, COMPLETE}),
             owners=self.owner is not None,
             held_out=self.held_out is not None,
             splits_owners=self.owner is not None and self.held_out is not None,
         )
+
+    @property
+    def class_count(self) -> int | None:
+        """How many classes there are, as far as the settings say it."""
+        if self.positive_above is not None:
+            return 2
+        return len(self.agreed[self.labels]) if self.labels in self.agreed else self.classes
 
     def cells(self) -> dict[str, dict[str, Any]]:
         """Return by column how its cells are read, as a model takes it along."""
@@ -158,8 +168,8 @@ class Csv(FileSource, named="csv"):
     def is_category(self, column: str) -> bool:
         """Whether a column is named as a category."""
         declared = self.columns.get(column)
-        return (
-            column in self.levels or column in (self.categories or ()) or bool(declared and declared.type == "category")
+        return column in {*self.levels, *self.agreed, *(self.categories or ())} or bool(
+            declared and declared.type == "category"
         )
 
     def may_be_text(self, column: str) -> bool:
