@@ -38,7 +38,7 @@ _REACH: Floats = np.maximum(np.abs(np.insert(EDGES, 0, 0.0)), np.abs(np.append(E
 MOST_ROWS = 10**12
 LARGEST, SMALLEST = 1e30, 1e-30
 """Of means and deviations; an experiment holds no larger ones, and a smaller deviation would scale to infinity."""
-_POWERS: Floats = np.stack([10.0 ** np.arange(-6, 13), 100.0 ** np.arange(-6, 13)])
+_POWERS: Floats = np.array([[10.0**power for power in range(-6, 13)], [100.0**power for power in range(-6, 13)]])
 """Units of means and of squares, so that no site has to say how large its numbers are before they are added."""
 RARE = "(rare"
 """How the name begins under which a word stands that is too rare to be told."""

@@ -241,7 +241,7 @@ class HiddenRound:
         Only when this returns, with the sum on the disk, may what opens it leave.
         """
         members = sorted({member for client in clients.values() for member in client.members})
-        summed = [members, sorted(form.survivors), sorted(self._about("weights").items())]
+        summed: list[object] = [members, sorted(form.survivors), sorted(self._about("weights").items())]
         if form.federation == SURVEY:  # Under other words the same rows would be another sum.
             record = self.state[f"{self._name}/models"]
             assert isinstance(record, ArrayRecord)
