@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -15,15 +16,20 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAdam, FedAvg, FedMedian
+from safetensors.torch import save_file
 from tests.adapters.flower_grid import Arrays, Nodes, answered, asked, record
 from tests.conftest import CommandLine
 from tests.kit import assert_refused
 
+from steelyard import Model, Result
 from steelyard.adapters import ClientTest, flower_replies
 from steelyard.base.errors import UserError
 from steelyard.flower import Weighed
+from steelyard.models.taking import look_at_model
+from steelyard.proof.signing import model_digest
 from steelyard.runs.glance import glance
 from steelyard.runs.history import History
+from steelyard.runs.signatures import Findings
 
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), dtype=np.float32), "seen": np.array(0, np.int64)}
 RULE = "quality>AG/max"
@@ -362,11 +368,41 @@ def test_an_app_that_starts_again_gets_what_its_folder_keeps(tmp_path: Path) -> 
     assert models[0] == models[1] != {name: array.tolist() for name, array in SENT.items()}
     assert "started again after round 2, from the kept model" in History(tmp_path / "parts").notes
     assert "started again" not in History(tmp_path / "whole").notes
+    leaves_with_its_weights(tmp_path / "parts", models[0])
     other = Weighed("DS", FedAvg(), folder=tmp_path / "parts", keep_models=True)
     assert_refused(lambda: other.start(nodes_of(), record(SENT), 1), "strategy", "FedAvg")
     larger = record({**SENT, "w": np.zeros((9, 3), np.float32)})
     other = Weighed("DS", FedAdam(), folder=tmp_path / "parts", keep_models=True)
     assert_refused(lambda: other.start(nodes_of(), larger, 1), "folder", "model of 6 numbers")
+
+
+def leaves_with_its_weights(run: Path, arrays: dict[str, Any]) -> None:
+    """The model has the app's own names and types; what is not known is said, and nothing is predicted."""
+    folder = Result(run).model().save(run.parent / "model")
+    model = Model.load(folder)
+    weights = model.network.state_dict()
+    assert {name: tensor.tolist() for name, tensor in weights.items()} == arrays
+    assert {name: str(tensor.dtype) for name, tensor in weights.items()} == {
+        "w": "torch.float32",
+        "seen": "torch.int64",
+    }
+    assert "is not known" in model.card
+    assert "| w | float32 | 2×3 |" in model.card
+    assert_refused(lambda: model.predict(np.zeros((1, 6))), "a network of your own")
+    assert look(run, folder).checked["model"].startswith("DS, seed 0, round 4")
+    document = json.loads((folder / "model.json").read_text())
+    save_file({**weights, "w": weights["w"].T.contiguous()}, folder / "model.safetensors")
+    content = (folder / "model.safetensors").read_bytes()
+    document["weights"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    document["origin"]["digest"] = model_digest(weights["w"].T.reshape(-1))
+    (folder / "model.json").write_text(json.dumps(document))
+    assert any("arrays are not those" in finding.what for finding in look(run, folder).changed)
+
+
+def look(run: Path, folder: Path) -> Findings:
+    found = Findings()
+    look_at_model(folder, run, found)
+    return found
 
 
 @pytest.mark.parametrize(("inside", "missing"), [(FedAvg, "the model of round 1"), (FedAdam, "(m_t)")])

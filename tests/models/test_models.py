@@ -242,6 +242,15 @@ def test_the_card_has_no_tests_that_do_not_report_on_the_model(tmp_path: Path):
     assert "Clients use models of their own" in tuned.card
 
 
+CLASSES = {"clients": 5, "test": "local", "scheme": "labels", "labels_per_client": 1}
+
+
+def test_the_card_says_why_a_site_has_no_score(tmp_path: Path):
+    fields: Any = {"rounds": {"count": 1, "measure": "roc-auc"}, "partition": CLASSES}
+    result = small(**fields).run(tmp_path / "run")
+    assert result.model().card.count("none: its test rows say nothing of ROC AUC: one class alone") == 5
+
+
 def weights_of(folder: Path) -> bytes:
     return (folder / WEIGHTS).read_bytes()
 

@@ -19,6 +19,12 @@ from steelyard.messages.payloads import ServerTest, SingleModels, spans
 
 Arrays = Mapping[str, NDArray[Any]]
 
+
+def described(arrays: Arrays) -> dict[str, list[str | int]]:
+    """Return each array's type and shape by its name, as a run's facts have them."""
+    return {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
+
+
 _PIECE = 1 << 22
 """Numbers of an array that are worked on in one go: an array may be as large as the whole model."""
 
@@ -41,6 +47,12 @@ class Layout:
             if array.dtype.kind not in "fiub":
                 raise UserError(f"model: array {name} is of type {array.dtype}; allowed: floating point, whole numbers")
         return cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()})
+
+    @classmethod
+    def read(cls, described: Mapping[str, Sequence[str | int]]) -> Layout:
+        """Return the layout that `described` wrote down; ValueError or TypeError where it is none."""
+        shapes = {name: tuple(map(int, shape)) for name, (_, *shape) in described.items()}
+        return cls(shapes, {name: np.dtype(str(kind)) for name, (kind, *_) in described.items()})
 
     @property
     def floating(self) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from steelyard.adapters.arrays import Arrays, Layout
+from steelyard.adapters.arrays import Arrays, Layout, described
 from steelyard.adapters.rounds import Combined, WeighedRounds
 from steelyard.base.errors import UserError, listed, own_folder, path_of
 from steelyard.base.settings import validated
@@ -87,7 +87,7 @@ def _vector(model: torch.Tensor | Arrays | None) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(floating, dtype=kind) if floating else np.zeros(0, kind))
 
 
-_WHOLE = "whole/"
+WHOLE = "whole/"
 """How the names begin of a model's arrays of whole numbers, which are no part of its vector."""
 
 
@@ -208,7 +208,7 @@ class Recorder:
             )
         states = {name: tensor.numpy() for name, tensor in restored.kept.items()}
         found = {**begins.arrays, **layout.arrays(vector, None, None)}
-        whole = {name: states.pop(_WHOLE + name) for name in layout.counting if _WHOLE + name in states}
+        whole = {name: states.pop(WHOLE + name) for name in layout.counting if WHOLE + name in states}
         return Model({**found, **{name: array.astype(layout.types[name]) for name, array in whole.items()}}, states)
 
     def _check_last(self, restored: Restored, begins: Model) -> None:
@@ -288,7 +288,9 @@ class Recorder:
         )
         self.memory = self.memory if memory is None else memory
         arrays = {} if model is None or isinstance(model, torch.Tensor) else model
-        whole = {_WHOLE + name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind != "f"}
+        whole = {WHOLE + name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind != "f"}
+        if self._store.keep_models and arrays:
+            self._store.note(RunFacts(arrays=described(arrays)))
         self._commit(record, _vector(model), {**(states or {}), **whole})
         return number
 
@@ -339,7 +341,7 @@ class Recorder:
         # Without models their names alone are kept: an app that goes on without its states is refused.
         tensors = {name: torch.from_numpy(np.array(array, order="C")) for name, array in (kept or {}).items()}
         if not self._store.keep_models:
-            tensors = {n: tensor.reshape(-1)[:0] for n, tensor in tensors.items() if not n.startswith(_WHOLE)}
+            tensors = {n: tensor.reshape(-1)[:0] for n, tensor in tensors.items() if not n.startswith(WHOLE)}
         self._store.commit(record.round, [record], {record.federation: state}, lambda: tensors, last=False)
         self.round, self._begun = record.round, time.monotonic()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from steelyard.base.errors import printable
 from steelyard.base.measures import measure_of
@@ -21,8 +21,13 @@ _TASKS = {
 }
 
 
-def card(document: ModelDocument, found: Record, left_out: str) -> str:
-    """Return the card, from what the run's record says, and which tests are left out; use it when a model is taken."""
+def card(
+    document: ModelDocument, found: Record, left_out: str, arrays: Mapping[str, Sequence[str | int]] | None = None
+) -> str:
+    """Return the card, from what the run's record says, and which tests are left out; use it when a model is taken.
+
+    `arrays` are the types and shapes of the weights where nothing else is known of the network.
+    """
     origin, prepared = document.origin, document.preparation
     parts: list[Block] = [
         f"# Model of {origin.run}",
@@ -36,9 +41,12 @@ def card(document: ModelDocument, found: Record, left_out: str) -> str:
             f"Not covered by it: {found['not_covered']}.",
         ),
         "## What it takes and gives",
-        (*_input(prepared), f"It gives {_TASKS[prepared.target.task]}{_names(prepared.target.names)}."),
+        tuple(_input_and_output(prepared)),
     ]
-    if prepared.columns:
+    if prepared is None:
+        rows = tuple((name, str(kind), "×".join(map(str, shape))) for name, (kind, *shape) in (arrays or {}).items())
+        parts.append(Table("Arrays, in their order", ("array", "type", "shape"), rows[:MOST_COLUMNS], names=2))
+    elif prepared.columns:
         rows = tuple(_column(column) for column in prepared.columns[:MOST_COLUMNS])
         parts.append(
             Table("Columns, in their order", ("column", "type", "seen in training", "if empty"), rows, names=4)
@@ -47,12 +55,17 @@ def card(document: ModelDocument, found: Record, left_out: str) -> str:
     sites = tuple((site["client"], _text(site["rows"]), _share(site["weight"])) for site in found["sites"])
     parts += ["## Data by site", Table("Sites", ("site", "training rows", "mean weight"), sites)]
     parts += ["## Privacy", tuple(found["privacy"])]
-    if prepared.sites:
+    if prepared is not None and prepared.sites:
         parts.append(f"model.json holds means and deviations of {len(prepared.sites)} single sites.")
     return render(parts, "markdown")
 
 
-def _input(prepared: Preparation) -> Sequence[str]:
+def _input_and_output(prepared: Preparation | None) -> Sequence[str]:
+    if prepared is None:
+        return [
+            "What rows go through before the network, how the network is built and what its outputs mean is not known "
+            "here: the app that trained it knows. This folder has the weights by the names that they have there."
+        ]
     shape = "×".join(map(str, prepared.shape))
     lines = {
         "table": f"It takes a table with {len(prepared.columns)} columns, which become {shape} numbers.",
@@ -67,7 +80,7 @@ def _input(prepared: Preparation) -> Sequence[str]:
             "Each site scales numbers by its own training rows: a site that trained by those (`--site NAME`), a new "
             "site by its new rows, so give it many rows at once."
         )
-    return found
+    return [*found, f"It gives {_TASKS[prepared.target.task]}{_names(prepared.target.names)}."]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -85,12 +98,14 @@ def _column(column: Column) -> tuple[str, ...]:
 def _tests(tests: Sequence[Test]) -> list[Block]:
     if not tests:
         return ["No test of this model was recorded."]
-    rows = tuple((test.where, str(test.rows), test.measure, _score(test)) for test in tests)
+    rows = tuple((test.where, _text(test.rows or None), test.measure, _score(test)) for test in tests)
     return [Table("Scores with 95 % intervals", ("where", "rows", "measure", "score"), rows)]
 
 
 def _score(test: Test) -> str:
     measure = measure_of(test.measure)
+    if test.value is None:
+        return f"none: {printable(test.why) or 'its rows give none'}"
     interval = "" if test.low is None or test.high is None else f" {measure.show_interval(test.low, test.high)}"
     return f"{measure.show(test.value)}{interval}"
 

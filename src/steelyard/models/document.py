@@ -31,7 +31,7 @@ class Network(Document):
     """How the network is built."""
 
     settings: dict[str, Any]
-    """The fields of `[model]`."""
+    """The fields of `[model]`; none where only the app that trained it can build the network."""
     outputs: Annotated[int, Field(ge=0, le=10_000_000)]
     """Number of classes or labels; 0 for a number."""
     pixels: bool = False
@@ -47,8 +47,12 @@ class Test(Document):
     where: str
     """the server, or a site."""
     rows: int
+    """0: not known."""
     measure: str
-    value: float
+    value: float | None
+    """None: there is none."""
+    why: str = ""
+    """Why there is none: rows of one class, say, have no ROC AUC."""
     low: float | None = None
     """Of its 95 % interval; None where nothing says how wide that is."""
     high: float | None = None
@@ -87,13 +91,18 @@ class ModelDocument(Document):
     version: Literal[1] = 1
     origin: Origin
     network: Network
-    preparation: Preparation
+    preparation: Preparation | None
+    """None where nobody told what rows go through: the weights alone left the run."""
     weights: Held
     card: Held
     code: CodeFile | None = None
 
     @model_validator(mode="after")
     def _of_one_piece(self) -> Self:
+        if (self.preparation is None) == bool(self.network.settings):
+            raise ValueError("network.settings and preparation are known both, or neither")
+        if self.preparation is None:
+            return self
         target, columns = self.preparation.target, {column.name for column in self.preparation.columns}
         if (self.network.outputs, self.network.pixels) != (len(target.names), target.task == "segmentation"):
             raise ValueError("network.outputs and network.pixels do not go with preparation.target")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, first_names, own_folder, path_of, printable, told_as
+from steelyard.base.errors import UserError, brief, first_names, own_folder, path_of, printable, told_as
 from steelyard.base.settings import validated
 from steelyard.data.preparation import Preparation
 from steelyard.experiment.loading import FOLDER as CODE
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from steelyard.models.testing import Tested
 
 DOCUMENT, WEIGHTS, CARD = "model.json", "model.safetensors", "card.md"
+WEIGHTS_ALONE = "its run knows neither the network nor what rows go through"
 LONGEST = 20_000_000
 """Bytes of a model.json that are looked at; none of ours comes near."""
 
@@ -52,7 +53,8 @@ class Model:
 
     document: ModelDocument
     network: nn.Module
-    """The network with its weights, as plain torch: `model.network.state_dict()`."""
+    """The network with its weights, as plain torch: `model.network.state_dict()`; that alone where the run of another
+    framework's app does not say how the network is built."""
     card: str
     """Where it is from and what it is for, in Markdown."""
     code: bytes = b""
@@ -60,7 +62,9 @@ class Model:
 
     @property
     def preparation(self) -> Preparation:
-        """What rows go through before the network sees them."""
+        """What rows go through before the network sees them; refused where nobody told."""
+        if self.document.preparation is None:
+            raise UserError(f"{self!r}: {WEIGHTS_ALONE}; allowed: the weights in a network of your own")
         return self.document.preparation
 
     def predict(self, rows: Given, *, site: str | None = None) -> pandas.DataFrame:
@@ -133,11 +137,13 @@ def held_of(content: bytes) -> Held:
 def load(folder: Path, ask: Ask | None) -> Model:
     """Return the model of a folder; `ask` is called with code of its own before that runs."""
     document = read_document(folder)
-    tensors = content_tensors(folder / WEIGHTS, _content(folder / WEIGHTS, document.weights))
+    tensors = own_tensors(folder, document)
     card = _content(folder / CARD, document.card).decode("utf-8", "replace")
     code = b"" if document.code is None else _content(folder / CODE / document.code.name, document.code)
     if document.code is not None and ask is not None:
         ask(str(folder), {"model.name": f"{CODE}/{document.code.name}"})
+    if document.preparation is None:
+        return Model(document, weights_alone(tensors), card)
     network = built(document, folder)
     _fill(folder, network, tensors)
     return Model(document, network, card, code)
@@ -180,8 +186,8 @@ def built(document: ModelDocument, folder: Path) -> nn.Module:
     if document.code is not None:
         fields["name"] = f"{(folder / CODE / document.code.name).resolve()}{colon}{name}"
     settings = validated(ModelSettings, fields, f"{folder / DOCUMENT}: network.settings")
-    shape = document.preparation.shape
-    given = (settings, shape, network.outputs, network.seed)
+    assert document.preparation is not None, "of weights alone nothing is built"
+    given = (settings, document.preparation.shape, network.outputs, network.seed)
     try:
         if ":" not in settings.name:
             # Without memory first: a stranger's fields may describe a network that fills it.
@@ -192,6 +198,25 @@ def built(document: ModelDocument, folder: Path) -> nn.Module:
         return build(*given, pixels=network.pixels).eval()
     except UserError as error:
         raise UserError(f"{folder / DOCUMENT}: {error}") from None
+
+
+def weights_alone(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return a module that holds tensors by their names and computes nothing."""
+    found = nn.Module()
+    for name, tensor in tensors.items():
+        *parts, last = name.split(".")
+        at = found
+        try:
+            for part in parts:
+                if part not in dict(at.named_children()):
+                    at.add_module(part, nn.Module())
+                at = at.get_submodule(part)
+            at.register_buffer(last, tensor)
+        except (KeyError, AttributeError):
+            raise UserError(
+                f"model: got an array {brief(name)}; allowed: names that torch's modules can have"
+            ) from None
+    return found
 
 
 def _fill(folder: Path, network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -214,16 +239,16 @@ def _fill(folder: Path, network: nn.Module, tensors: Mapping[str, torch.Tensor])
 def digest_of(folder: Path, network: Network, tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the digest of the numbers that were trained, as the chain of a run has it; no network is built."""
     parts = [tensors.get(name) for name in network.vector]
-    found = [part.reshape(-1).to(torch.float32) for part in parts if part is not None]
+    wide = not network.settings and any(part is not None and part.dtype == torch.float64 for part in parts)
+    found = [part.reshape(-1).to(torch.float64 if wide else torch.float32) for part in parts if part is not None]
     if len(found) < len(parts) or not found:
         raise UserError(f"{folder / WEIGHTS}: lacks numbers that {DOCUMENT} names; expected the file as it was written")
     return model_digest(torch.cat(found))
 
 
-def own_digest(folder: Path, document: ModelDocument) -> str:
-    """Return the digest of the numbers in a folder."""
-    tensors = content_tensors(folder / WEIGHTS, _content(folder / WEIGHTS, document.weights))
-    return digest_of(folder, document.network, tensors)
+def own_tensors(folder: Path, document: ModelDocument) -> dict[str, torch.Tensor]:
+    """Return the weights in a folder by their names, as they were written."""
+    return content_tensors(folder / WEIGHTS, _content(folder / WEIGHTS, document.weights))
 
 
 def code_file(name: str, content: bytes) -> CodeFile:

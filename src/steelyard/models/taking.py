@@ -12,19 +12,34 @@ import numpy as np
 import torch
 
 from steelyard import __version__
+from steelyard.adapters.arrays import Layout as ArrayLayout
+from steelyard.adapters.arrays import described
+from steelyard.adapters.recorder import WHOLE
 from steelyard.base import files
 from steelyard.base.errors import UserError, listed, told_as
 from steelyard.base.measures import MEASURES, TASKS, measure_of
 from steelyard.base.usercode import is_handed_over
 from steelyard.data.preparation import Preparation
+from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import Ask, read_experiment
+from steelyard.experiment.loading import Ask, RecordedDescription, read_experiment
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings
 from steelyard.models.card import card
 from steelyard.models.document import CodeFile, ModelDocument, Network, Origin, Test
-from steelyard.models.folder import DOCUMENT, Model, code_file, held_of, own_digest, read_document
+from steelyard.models.folder import (
+    DOCUMENT,
+    WEIGHTS,
+    Model,
+    built,
+    code_file,
+    digest_of,
+    held_of,
+    own_tensors,
+    read_document,
+    weights_alone,
+)
 from steelyard.proof.signing import model_digest
 from steelyard.report.record import record
 from steelyard.report.verification import CHANGED, Record, verify
@@ -62,11 +77,17 @@ def take(
         what = [*checked.found.changed, *checked.found.unchecked][0].line()
         raise ChangedRun(f"{run}: was changed, so there is no model of it: {what}; see `steelyard verify {run}`")
     experiment, history = read_experiment(run), History(run)
-    if not isinstance(experiment, LearningDescription):
+    if not isinstance(experiment, LearningDescription | RecordedDescription):
         raise UserError(f"{run}: is no run of kind learning, and no model of other kinds can be taken; allowed: such")
+    if isinstance(experiment, RecordedDescription) and not history.facts.arrays:
+        raise UserError(
+            f"{run}: keeps no model; allowed: a run whose app said keep_models=True, and whose arrays have names"
+        )
     found = record(run, rule=rule, checked=checked)
     name, seed = _federation(history, found["rule"])
     kept = _kept(history, name, round)
+    if isinstance(experiment, RecordedDescription):
+        return _recorded(history, experiment, found, kept, named=rule is not None)
     text = history.facts.preparations.get(str(seed))
     if text is None:
         raise UserError(f"{run}: does not say what its rows went through; allowed: simulated runs of this version")
@@ -86,13 +107,16 @@ class _Kept(NamedTuple):
     parameters: torch.Tensor
     why: str
     best: bool
+    beside: Mapping[str, torch.Tensor]
+    """What the run keeps beside the models of that round."""
 
 
 def _kept(history: History, name: str, wanted: str | None) -> _Kept:
     """Return the model of a federation at the end of the round that is wanted; `verify` has held it to the chain."""
     with reading(history.folder) as connection:
         checkpoints = [found for _, found in kept_checkpoints(connection, history.folder)]
-    states = [found.states[name] for found in checkpoints if not isinstance(found, UserError)]
+    sound = [found for found in checkpoints if not isinstance(found, UserError)]
+    states = [found.states[name] for found in sound]
     models = dict(model for state in reversed(states) for model in state.models)
     if not models:
         raise next((found for found in checkpoints if isinstance(found, UserError)), UserError(_none(history)))
@@ -109,7 +133,9 @@ def _kept(history: History, name: str, wanted: str | None) -> _Kept:
             f"--round: got {wanted[:20]}; allowed: rounds whose model the run keeps, which are {kept}{rest}"
         )
     words = {last: "the last", best_round: "the best on rows that do not report"}
-    return _Kept(round, models[round], f"round {round}, {words.get(round, 'as asked for')}", round == best_round)
+    beside = next((found.kept for found in sound if found.round == round), {})
+    why = f"round {round}, {words.get(round, 'as asked for')}"
+    return _Kept(round, models[round], why, round == best_round, beside)
 
 
 def _none(history: History) -> str:
@@ -142,7 +168,7 @@ class _Taken:
         fields, code, held = _network(settings)
         names = [slot.name for slot in layout.slots]
         document = ModelDocument(
-            origin=self._origin(named=named),
+            origin=_origin(self.experiment, self.found, self.seed, self.kept, self._tests(), named=named),
             network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=self.seed, vector=names),
             preparation=self.preparation,
             weights=held_of(b""),
@@ -150,29 +176,6 @@ class _Taken:
             code=held,
         )
         return Model(document, network.eval(), card(document, self.found, self._left_out), code)
-
-    def _origin(self, *, named: bool) -> Origin:
-        why = "the rule that was asked for" if named else ""
-        if self.found["recommended"]:
-            why = "the rule that the comparison recommends"
-        elif self.found["beside"] and not named:
-            why = "the run's main rule; no rule is recommended"
-        measure, threshold = _leading(self.experiment)
-        return Origin(
-            run=self.found["name"],
-            purpose=self.experiment.description,
-            rule=self.found["rule"],
-            algorithm=self.found["algorithm"],
-            seed=self.seed,
-            round=self.kept.round,
-            chosen="; ".join(filter(None, (why, self.kept.why))),
-            digest=model_digest(self.kept.parameters),
-            closing=next(iter(self.found["hashes"].values())),
-            measure=measure,
-            threshold=threshold,
-            tests=self._tests(),
-            version=__version__,
-        )
 
     @property
     def _personal(self) -> bool:
@@ -212,15 +215,82 @@ class _Taken:
             error = float(errors[place])
             score, samples = float(tests.score[place]), int(tests.samples[place])
             found.append(_test(name, samples, self.experiment.score_name, score, None if np.isnan(error) else error))
-        return [test for test in found if not np.isnan(test.value)]
+        return found + ([] if self._personal else self._not_tested())
+
+    def _not_tested(self) -> list[Test]:
+        """Return the sites without a score, each with the reason that the run noted."""
+        frame = self.history.untested
+        at = (frame["rule"] == self.found["rule"]) & (frame["seed"] == self.seed) & (frame["round"] == self.kept.round)
+        reasons = list(zip(frame.loc[at, "client"], frame.loc[at, "failure"], strict=True))[:MOST_TESTS]
+        measure = measure_of(self.experiment.score_name).name
+        named = [(str(name), str(why)) for name, why in reasons if not (self._by_clients and chooses(str(name)))]
+        return [Test(where=name, rows=0, measure=measure, value=None, why=why) for name, why in named]
+
+
+def _origin(
+    experiment: Description, found: Record, seed: int, kept: _Kept, tests: list[Test], *, named: bool
+) -> Origin:
+    """Return where a model is from."""
+    why = "the rule that was asked for" if named else ""
+    if found["recommended"]:
+        why = "the rule that the comparison recommends"
+    elif found["beside"] and not named:
+        why = "the run's main rule; no rule is recommended"
+    measure, threshold = _leading(experiment)
+    return Origin(
+        run=found["name"],
+        purpose=experiment.description,
+        rule=found["rule"],
+        algorithm=found["algorithm"],
+        seed=seed,
+        round=kept.round,
+        chosen="; ".join(filter(None, (why, kept.why))),
+        digest=model_digest(kept.parameters),
+        closing=next(iter(found["hashes"].values())),
+        measure=measure,
+        threshold=threshold,
+        tests=tests,
+        version=__version__,
+    )
+
+
+def _recorded(history: History, experiment: RecordedDescription, found: Record, kept: _Kept, *, named: bool) -> Model:
+    """Return the model of another framework's app: its weights by their names, and what is not known."""
+    layout = ArrayLayout.read(history.facts.arrays)
+    if len(kept.parameters) != layout.size(layout.floating):
+        raise UserError(
+            f"{history.folder}: its arrays are not those of its model; expected the folder as it was written"
+        )
+    whole = {
+        name: kept.beside[WHOLE + name].numpy().astype(layout.types[name]).reshape(layout.shapes[name])
+        for name in layout.counting
+    }
+    arrays = {**layout.arrays(kept.parameters, None, None), **whole}
+    network = weights_alone({name: torch.from_numpy(arrays[name]) for name in layout.types})
+    scores = history.rounds.loc[history.rounds["round"] == kept.round, "server_accuracy"].tolist()
+    tests = [_test("the server", 0, experiment.measure, score) for score in scores]
+    tests = [test for test in tests if test.value is not None]
+    tested = history.tested(found["rule"], 0, kept.round - 1)
+    places = np.flatnonzero(tested.round == kept.round).tolist()[:MOST_TESTS]
+    sites = [(tested.clients[tested.client[place]], place) for place in places]
+    tests += [_test(name, int(tested.samples[at]), experiment.measure, float(tested.score[at])) for name, at in sites]
+    document = ModelDocument(
+        origin=_origin(experiment, found, 0, kept, tests, named=named),
+        network=Network(settings={}, outputs=0, seed=0, vector=layout.floating),
+        preparation=None,
+        weights=held_of(b""),
+        card=held_of(b""),
+    )
+    return Model(document, network, card(document, found, "", history.facts.arrays))
 
 
 def _test(where: str, rows: int, measure: str, value: object, error: float | None = None) -> Test:
     kind = MEASURES.get(measure) or measure_of(measure)
     number = float("nan") if value is None else float(str(value))
-    ends = kind.interval(number, rows, error)
+    ends = kind.interval(number, rows, error) if rows else None
     low, high = (None, None) if ends is None or np.isnan(ends).any() else ends
-    return Test(where=where, rows=rows, measure=kind.name, value=number, low=low, high=high)
+    value = None if np.isnan(number) else number
+    return Test(where=where, rows=rows, measure=kind.name, value=value, low=low, high=high)
 
 
 def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile | None]:
@@ -234,9 +304,9 @@ def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile |
     return {**fields, "name": f"{files.CODE}/{name}:{factory}"}, code, code_file(name, code)
 
 
-def _leading(experiment: LearningDescription) -> tuple[str | None, float]:
+def _leading(experiment: Description) -> tuple[str | None, float]:
     """Return the measure that leads, and above which probability the second of two classes is predicted."""
-    leading = experiment.rounds.leading
+    leading = experiment.rounds.leading if isinstance(experiment, LearningDescription) else None
     return (None, 0.5) if leading is None else (leading.name, leading.threshold)
 
 
@@ -244,21 +314,28 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     """Hold a model's folder to a run: its numbers to the chain, its network and preparation to what the run noted."""
     document, history = read_document(folder), History(run)
     origin = document.origin
-    digest = own_digest(folder, document)
+    tensors = own_tensors(folder, document)
+    digest = digest_of(folder, document.network, tensors)
     with reading(run) as connection:
         rows = connection.by_federation("digests", ("round", "model"), "")
         digests: Mapping[object, str] = {(whose, at): held for whose, at, held in rows}
     if digest != origin.digest or digests.get(((origin.rule, origin.seed), origin.round)) != digest:
         found.change(f"{folder}: its numbers are not those of {origin.rule} in round {origin.round} of this run")
-    text = history.facts.preparations.get(str(origin.seed), "")
-    if not text or Preparation.model_validate_json(text) != document.preparation:
+    text = history.facts.preparations.get(str(origin.seed))
+    if (None if text is None else Preparation.model_validate_json(text)) != document.preparation:
         found.change(f"{folder / DOCUMENT}: what its rows go through is not what this run noted")
     experiment = read_experiment(run)
     if isinstance(experiment, LearningDescription):
         fields, _, code = _network(experiment.model)
         if (document.network.settings, document.code) != (fields, code):
             found.change(f"{folder / DOCUMENT}: its network is not the one of this run")
+        elif (
+            code is None and [slot.name for slot in Layout.of(built(document, folder)).slots] != document.network.vector
+        ):
+            found.change(f"{folder / DOCUMENT}: its numbers have other names than in this run")
         if (origin.measure, origin.threshold) != _leading(experiment):
             found.change(f"{folder / DOCUMENT}: its measure or threshold is not the one of this run")
+    elif described({name: tensor.numpy() for name, tensor in tensors.items()}) != history.facts.arrays:
+        found.change(f"{folder / WEIGHTS}: its arrays are not those of this run")
     if not found.changed:
         found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, as the run made it"

@@ -85,6 +85,8 @@ class RunFacts(Document):
     """Fingerprints of its data, part by part."""
     preparations: dict[Seed, str] = {}
     """What rows went through before a model saw them, as JSON (`data.preparation.Preparation`)."""
+    arrays: dict[str, list[str | int]] = {}
+    """Of a model whose network only its app knows, in order: each array's type and shape by its name."""
     accepted: list[str] = []
     """What was no longer as it began, and was accepted."""
     findings: list[Finding] = []
