@@ -316,9 +316,13 @@ def test_python_gets_the_same_findings_also_of_data_that_it_holds(tmp_path: Path
     tenfold(sites)
     looked = steelyard.check(tmp_path / write(tmp_path, sites))
     assert [finding.name for finding in looked.findings] == ["other-units"]
-    chance = np.random.default_rng(1)
-    rows = steelyard.in_memory(chance.normal(size=(61, 2)), [0, 1] * 30 + [0], ["a"] * 30 + ["b"] * 30 + ["c"])
-    fields: dict[str, Any] = {"data": {"source": "memory"}, "partition": {"scheme": "natural"}}
-    experiment = steelyard.Experiment(**fields)
-    found = steelyard.check(experiment, dataset=rows).findings
-    assert [(finding.name, finding.site) for finding in found] == [("cannot-train", "c")]
+    frame = pandas.concat([one.assign(site=name) for name, one in sites.items()])
+    rows = steelyard.in_memory(frame, label="y", owner="site")
+    fields: dict[str, Any] = {"data": {"source": "memory"}, "partition": {"scheme": "natural"}, "rounds": {"count": 1}}
+    experiment, asked = steelyard.Experiment(**fields), list[int]()
+    run = experiment.run(dataset=lambda seed: (asked.append(seed), rows)[1], out=tmp_path / "r")
+    told = [(finding.name, finding.site) for finding in History(run.folder).facts.findings]
+    assert (asked, told) == ([0], [("other-units", "south")])
+    rows = steelyard.in_memory(frame[["age", "size"]].to_numpy()[:161], [0, 1] * 80 + [0], [*"ab" * 80, "c"])
+    with pytest.raises(steelyard.UserError, match=r"sites have fewer than .* 'c'"):
+        experiment.run(dataset=rows, out=tmp_path / "s")

@@ -17,12 +17,16 @@ def parse_numbers(cells: Any) -> NDArray[np.float64]:
     # For speed of start: much of the package reads no tables.
     import pandas
 
-    try:
-        found: Any = pandas.to_numeric(cells, errors="coerce")
-    except TypeError:
-        # Cells that are lists or tables are no numbers, and no category either.
-        return np.full(len(cells), np.nan)
-    return np.array(found.to_numpy(dtype=np.float64, na_value=np.nan))
+    if cells.dtype.kind not in "iufb":
+        try:
+            cells = pandas.to_numeric(cells, errors="coerce")
+        except TypeError:
+            # Cells that are lists or tables are no numbers, and no category either.
+            return np.full(len(cells), np.nan)
+        except OverflowError:
+            # pandas reads whole numbers of any length, and hands them on.
+            cells = pandas.to_numeric(cells.astype(str), errors="coerce")
+    return cells.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def moments(numbers: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:

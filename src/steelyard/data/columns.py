@@ -309,12 +309,16 @@ def owners_of(table: Table, name: str) -> NDArray[np.str_]:
     cells: Any = table.frame[name]
     nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
     refuse_any(table, name, np.flatnonzero(nameless), "expected an owner in every row", "owner")
-    values: NDArray[Any] = np.asarray(cells)
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    codes, found = pandas.factorize(cells)
+    values: NDArray[Any] = np.asarray(found)
     if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
         values = values.astype(np.int64)
     if values.dtype.kind in "iu":
-        return owner_names(values, name)
-    return np.array([str(value).strip() for value in values.tolist()])
+        return owner_names(values, name)[codes]
+    return np.array([str(value).strip() for value in values.tolist()])[codes]
 
 
 def _mark(table: Table, column: str) -> NDArray[np.float64]:

@@ -483,9 +483,11 @@ def owner_names(values: NDArray[Any], word: str = "user") -> NDArray[np.str_]:
         values = np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind not in "biufUO":
         raise UserError(f"{word}: owners are {_kind(values)}; expected text or whole numbers")
-    missing = [value is None or value != value for value in values.ravel().tolist()]
-    names = np.array([str(value) for value in values.ravel().tolist()], dtype=np.str_).reshape(values.shape)
-    nameless = np.array(missing, dtype=np.bool_) | (np.char.strip(names).ravel() == "")
+    names, nameless = values, np.zeros(values.size, np.bool_)
+    if values.dtype.kind != "U":
+        nameless = np.array([value is None or value != value for value in values.ravel().tolist()], np.bool_)
+        names = np.array([str(value) for value in values.ravel().tolist()], dtype=np.str_).reshape(values.shape)
+    nameless |= np.char.strip(names).ravel() == ""
     if nameless.any():
         raise UserError(f"{word}: row {_first(nameless)} has no owner; expected one for every row")
     return names

@@ -169,6 +169,46 @@ def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any],
     return table_dataset(Table(Path(name), cells), settings)
 
 
+def as_table(dataset: Dataset) -> tuple[Table, Csv] | None:
+    """Return rows at hand as a table, so that they are looked at as tables are; None where a row has no columns."""
+    if len(dataset.shape) != 1 or dataset.tokens:
+        return None
+    # For speed of start: arrays need no pandas.
+    import pandas
+
+    raw, described, labels = dataset.raw, dataset.described, dataset.labels.numpy()
+    columns: dict[str, NDArray[Any]] = {}
+    if raw is None:
+        columns = {f"column {place}": values for place, values in enumerate(dataset.features.numpy().T, 1)}
+    else:
+        columns = dict(zip(raw.names, raw.numbers.T, strict=True))
+        begin = 0
+        for column in described.columns:
+            if column.kind == "category":
+                flags = raw.flags[:, begin : begin + len(column.levels)]
+                levels = np.array([*column.levels, None], dtype=object)
+                columns[column.name] = levels[np.where(flags.any(axis=1), flags.argmax(axis=1), -1)]
+                begin += len(column.levels)
+    categories = [name for name, values in columns.items() if values.dtype == object]
+    target = described.target
+    roles: dict[str, NDArray[Any]] = {target.label or "label": labels}
+    fields: dict[str, Any] = {"labels": target.label or "label"}
+    if dataset.kind == "classes":
+        roles[fields["labels"]] = np.array(target.names, dtype=object)[labels]
+    elif dataset.kind == "survival":
+        fields["event"] = target.event or "event"
+        roles = {fields["labels"]: np.abs(labels), fields["event"]: labels > 0}
+    elif dataset.kind == "multi-label":
+        fields |= {"labels": target.names[0], "further_labels": target.names[1:]}
+        roles = dict(zip(target.names, labels.T, strict=True))
+    if dataset.owners is not None:
+        fields["owner"] = described.owner or "owner"
+        roles[fields["owner"]] = dataset.owners.astype(object)
+    frame = pandas.DataFrame({**columns, **roles}, copy=False)
+    given = {"path": Path(dataset.name), "owner": None, "task": dataset.kind, "categories": categories, **fields}
+    return Table(Path(dataset.name), frame), validated(Csv, given, dataset.name)
+
+
 # Data sets of other libraries, recognised by what they can do: no such library is imported here.
 
 

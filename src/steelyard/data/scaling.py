@@ -85,9 +85,9 @@ def _server_rows(dataset: Dataset, clients: Sequence[ClientRows], server: Rows) 
     return [*groups, ("", rest)] if len(rest) else groups
 
 
-def load(settings: DataSettings) -> Dataset:
-    """Read the data set that the settings name; use it before `share_out`."""
-    dataset = settings.read()
+def load(settings: DataSettings, read: Dataset | None = None) -> Dataset:
+    """Read the data set that the settings name, if it is not `read` yet; use it before `share_out`."""
+    dataset = settings.read() if read is None else read
     # images draw their share before any picture is decoded.
     if isinstance(settings, FileSource) and settings.share < 1 and settings.source != "images":
         kept = share_of_rows(dataset.owners, len(dataset), settings.share, settings.seed)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, counted, first_names, listed, nearest
-from steelyard.data.cells import emptied, parse_numbers, plain
+from steelyard.data.cells import LARGEST, emptied, parse_numbers, plain
 from steelyard.data.findings import NAMES, Finding, compared, drift, found, in_order
 from steelyard.data.profile import (
     ColumnProfile,
@@ -32,7 +32,7 @@ from steelyard.data.sources.csv import Csv
 from steelyard.experiment.learning import LearningDescription
 
 if TYPE_CHECKING:
-    from steelyard.data.dataset import Population
+    from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
     from steelyard.data.tables import Table
     from steelyard.experiment.description import Description
 
@@ -89,6 +89,8 @@ class DataCheck(Document):
         if not self.errors:
             return
         first, more = self.errors[0], len(self.errors) - 1
+        if first.name == "unreadable":
+            raise UserError(first.sentence)
         also = f"; {counted(more, 'further error')}" if more else ""
         mend = f"{first.mend}, or " if first.mend else ""
         raise UserError(
@@ -101,43 +103,67 @@ def said(finding: Finding) -> str:
     return f"{finding.sentence}{f' (first in {finding.row})' if finding.row else ''}"
 
 
-def check_data(experiment: Description, dataset: object = None, *, whole: bool = True) -> DataCheck:
-    """Look at the data of an experiment, each site alone and all against each other; nothing is trained.
-
-    `whole` also shares out data that are no table: a run does that itself.
-    """
+def check_data(experiment: Description, dataset: DatasetOrSeeded | None = None) -> DataCheck:
+    """Look at the data of an experiment, each site alone and all against each other; nothing is trained."""
+    dataset = dataset(experiment.seed) if callable(dataset) else dataset
     if not isinstance(experiment, LearningDescription):
-        if whole:
-            kind = experiment.kind_name()
-            raise UserError(f"check: got an experiment of kind '{kind}'; allowed: kind 'learning', which has columns")
-        return DataCheck(experiment=experiment.name, sites={}, findings=[])
+        kind = experiment.kind_name()
+        raise UserError(f"check: got an experiment of kind '{kind}'; allowed: kind 'learning', which has columns")
+    return looked_at(experiment, dataset, most_cells=_SMALL)[0]
+
+
+def looked_at(
+    experiment: Description,
+    dataset: Dataset | None = None,
+    accept: Sequence[str] = (),
+    *,
+    most_cells: int | None = None,
+) -> tuple[DataCheck, Dataset | None]:
+    """Return what is wrong with data, and what was read for it whole, so that a run need not read it again.
+
+    A table of more than `most_cells` is not turned into what a model takes. Use `check_data` where nothing is run.
+    """
+    looked, rows = DataCheck(experiment=experiment.name, sites={}, findings=[]).accepting(accept), None
+    if not isinstance(experiment, LearningDescription):
+        return looked, None
     data = experiment.data
-    looked = DataCheck(experiment=experiment.name, sites={}, findings=[])
     try:
-        if isinstance(data, Csv):
+        if isinstance(data, Csv) and dataset is None:
+            from steelyard.data.columns import table_dataset
+            from steelyard.data.scaling import load
+
             table = data.table()
-            looked = check_table(experiment, table, data)
-            if whole and table.frame.size < _SMALL and not looked.errors:
-                data.read()
-        elif whole:
-            looked = _shared_out(experiment, dataset)
+            looked = check_table(experiment, table, data).accepting(accept)
+            if not looked.errors and (most_cells is None or table.frame.size < most_cells):
+                rows = load(data, table_dataset(table, data))
+        elif dataset is not None or most_cells is not None:
+            looked = _check_dataset(experiment, dataset).accepting(accept)
     except UserError as problem:
         # Where something else explains it, that is enough.
         refused = [] if looked.errors else [found("unreadable", str(problem))]
         looked = looked.model_copy(update={"findings": in_order([*looked.findings, *refused])})
-    return looked
+    return looked, rows
 
 
-def _shared_out(experiment: LearningDescription, dataset: object) -> DataCheck:
-    from steelyard.data.dataset import Dataset
+def _check_dataset(experiment: LearningDescription, dataset: Dataset | None) -> DataCheck:
+    """Look at data that are no table file: their columns, where they have some, and how they are shared out."""
+    from steelyard.data.memory import as_table
     from steelyard.data.partition import share_out
     from steelyard.data.scaling import load
 
-    given = dataset(experiment.seed) if callable(dataset) else dataset
-    rows = given if isinstance(given, Dataset) else load(experiment.data)
+    rows = load(experiment.data) if dataset is None else dataset
     population = share_out(rows, experiment.partition, experiment.seed)
-    sizes = {client.client: len(client.train) + len(client.test) for client in population.clients}
-    return DataCheck(experiment=experiment.name, sites=sizes, findings=in_order(_of_population(experiment, population)))
+    table = as_table(rows)
+    if table is None:
+        sizes = {client.client: len(client.train) + len(client.test) for client in population.clients}
+        findings = in_order(_of_population(experiment, population))
+        return DataCheck(experiment=experiment.name, sites=sizes, findings=findings)
+    looked = check_table(experiment, *table, population)
+    # No field of an experiment says how cells that are at hand are meant.
+    mended = [
+        each.model_copy(update={"mend": ""}) if each.mend.startswith("data.") else each for each in looked.findings
+    ]
+    return looked.model_copy(update={"findings": mended})
 
 
 # Tables.
@@ -183,14 +209,18 @@ class _Sites:
         targets, empty = self._targets(), np.zeros(len(frame), dtype=np.bool_)
 
         def of_column(name: str) -> tuple[list[ColumnProfile], NDArray[np.bool_]]:
-            cells = emptied(frame[name], codes) if (codes := data.na_values.get(name)) else frame[name]
-            numbers = np.full(len(cells), np.nan) if data.is_category(name) else parse_numbers(cells)
-            edges, parts = edges_of(numbers), [self.rows[number] for number in chosen]
-            profiled = [
-                profile_column(cells.iloc[at], numbers[at], edges, None if targets is None else targets[at])
-                for at in parts
-            ]
-            return profiled, cells.isna().to_numpy()
+            cells: Any = emptied(frame[name], [plain(code) for code in data.na_values.get(name, ())])
+            if data.is_category(name):
+                cells, numbers = cells.astype(object), np.full(len(cells), np.nan)
+            else:
+                numbers = parse_numbers(cells)
+            edges, profiled = edges_of(numbers), list[ColumnProfile]()
+            numeric = bool((np.abs(numbers) < LARGEST).all())
+            for at in (self.rows[number] for number in chosen):
+                own = numbers[at]
+                of_site = None if targets is None else targets[at]
+                profiled.append(profile_column(own if numeric else cells.iloc[at], own, edges, of_site))
+            return profiled, np.zeros(len(cells), np.bool_) if numeric else cells.isna().to_numpy()
 
         columns = dict[str, list[ColumnProfile]]()
         with ThreadPoolExecutor(2) as pool:
@@ -234,19 +264,23 @@ class _Sites:
         return marks, by_chance(columns) if repeats(marks).any() else 0.0
 
 
-def check_table(experiment: LearningDescription, table: Table, data: Csv) -> DataCheck:
-    """Look at a table that was read; `check_data` reads it first."""
+def check_table(
+    experiment: LearningDescription, table: Table, data: Csv, population: Population | None = None
+) -> DataCheck:
+    """Look at a table that was read; `population`: how its rows are shared out, where that is known."""
     sites = _Sites.of(table, data)
     profiles, empty = sites.profiles()
+    left = sites.left | empty if data.missing == "drop" else sites.left
     marks, chance = sites.marks()
     rows_of = dict(zip(sites.names, sites.rows, strict=True))
     profiles = [
         replace(profile, repeated=_not_by_chance(repeats(marks[rows_of[profile.site]]), chance)) for profile in profiles
     ]
     findings = compared(profiles, task=data.task) if profiles else []
-    findings += _of_roles(sites)
+    findings += _of_roles(sites, left)
     try:
-        findings += _of_parts(experiment, sites, empty, marks, chance)
+        shared, row_of = (population, np.arange(len(left))) if population else _shared_out(experiment, sites, left)
+        findings += _of_parts(experiment, shared, row_of, marks, chance)
     except UserError as problem:
         if all(finding.level != "error" for finding in findings):
             findings.append(found("unreadable", str(problem)))
@@ -277,8 +311,8 @@ def _drift_of(profiles: Sequence[SiteProfile]) -> dict[str, dict[str, float]]:
     return result
 
 
-def _of_roles(sites: _Sites) -> list[Finding]:
-    """Return what is wrong with the label, the owner and columns that belong together."""
+def _of_roles(sites: _Sites, left: NDArray[np.bool_]) -> list[Finding]:
+    """Return what is wrong with the label, the owner and columns that belong together; `left`: rows not used."""
     from steelyard.data.columns import survival_line, survival_pair
 
     data, frame, findings = sites.data, sites.table.frame, list[Finding]()
@@ -298,6 +332,9 @@ def _of_roles(sites: _Sites) -> list[Finding]:
     if data.owner is not None and len(frame) >= FEW_SITES and len(sites.names) > 0.9 * len(frame):
         sentence = f"owner '{data.owner}' names {len(sites.names):,} owners in {len(frame):,} rows: it counts rows"
         findings.append(found("owner-counts-rows", sentence, column=data.owner, mend="data.owner"))
+    for name, at in zip(sites.names, sites.rows, strict=True):
+        if name and left[at].all():
+            findings.append(found("cannot-train", f"the site '{name}' has no row left", site=name, mend="data.missing"))
     return findings
 
 
@@ -309,38 +346,38 @@ def _at_row(name: str, sentence: str, rows: NDArray[np.bool_], column: str, mend
 # How rows are shared out.
 
 
-def _of_parts(
-    experiment: LearningDescription,
-    sites: _Sites,
-    empty: NDArray[np.bool_],
-    marks: NDArray[np.uint64],
-    chance: float,
-) -> list[Finding]:
-    """Share out the rows as a run does, without their inputs; return who cannot train, and rows in train and test."""
-    import pandas
-
+def _shared_out(
+    experiment: LearningDescription, sites: _Sites, left: NDArray[np.bool_]
+) -> tuple[Population, NDArray[np.int64]]:
+    """Share out the rows of a table as a run does, without their inputs; return the table's row of each, too."""
     from steelyard.data.columns import table_dataset
-    from steelyard.data.dataset import share_of_rows
     from steelyard.data.partition import share_out
+    from steelyard.data.scaling import load
 
     data, table = sites.data, sites.table
-    left = sites.left | empty if data.missing == "drop" else sites.left
     roles = [*filter(None, (data.labels, data.event, data.owner, data.held_out)), *data.further_labels]
     # The one input is the row's number: so it is known afterwards which rows they are.
     frame = table.frame[roles].assign(**{_ROW: np.where(left, np.nan, np.arange(len(left)))})
     plain_fields = {"categories": None, "levels": {}, "ignore": (), "indicators": (), "na_values": {}, "marks": {}}
     reading = {**plain_fields, "columns": {}, "missing": "drop", "duplicates": "keep", "unlabelled": "refuse"}
-    dataset = table_dataset(replace(table, frame=frame), data.model_copy(update=reading))
-    if data.share < 1:
-        dataset = dataset.take(share_of_rows(dataset.owners, len(dataset), data.share, data.seed))
+    dataset = load(data, table_dataset(replace(table, frame=frame), data.model_copy(update=reading)))
     assert dataset.raw is not None
     row_of = dataset.raw.numbers[:, 0].astype(np.int64)
-    population = share_out(replace(dataset, raw=None), experiment.partition, experiment.seed)
+    return share_out(replace(dataset, raw=None), experiment.partition, experiment.seed), row_of
+
+
+def _of_parts(
+    experiment: LearningDescription,
+    population: Population,
+    row_of: NDArray[np.int64],
+    marks: NDArray[np.uint64],
+    chance: float,
+) -> list[Finding]:
+    """Return who cannot train, and rows in train and test; `row_of`: the table's row of each that was shared out."""
+    import pandas
+
     findings = _of_population(experiment, population)
-    for name, rows in zip(sites.names, sites.rows, strict=True):
-        if name and not (~left[rows]).any():
-            findings.append(found("cannot-train", f"the site '{name}' has no row left", site=name, mend="data.missing"))
-    is_trained, is_tested = np.zeros((2, len(dataset)), dtype=np.bool_)
+    is_trained, is_tested = np.zeros((2, len(row_of)), dtype=np.bool_)
     for client in population.clients:
         is_trained[client.train], is_tested[client.test] = True, True
     is_tested[np.concatenate([population.server, population.report])] = True

@@ -28,7 +28,7 @@ from steelyard.weighing.words import label
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.data.dataset import Dataset, DatasetOrSeeded
     from steelyard.data.preparation import Preparation
     from steelyard.data.site_sums import SiteSums
 
@@ -156,8 +156,8 @@ class Kind(Section):
         """Return the experiment with what is known from the data alone filled in, such as rounds counted in epochs."""
         return self
 
-    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
-        """Read the data and build the clients and the server that the loop talks to; every kind says how."""
+    def assemble(self, dataset: DatasetOrSeeded | None = None, read: Dataset | None = None) -> tuple[Clients, Server]:
+        """Read the data, if they are not `read` yet, and build clients and server; every kind says how."""
         raise NotImplementedError(type(self).__name__)
 
     def on_node(self, node: NodeConfig) -> NodeClients:

@@ -40,7 +40,7 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.data.dataset import Dataset, DatasetOrSeeded
     from steelyard.experiment.simulation import LearningSections
     from steelyard.privacy.clipping import DeviceNoise
 
@@ -225,7 +225,7 @@ class LearningDescription(Description):
         """The number of clients where the partition says it."""
         return None if any(flaw.kind == "copy" for flaw in self.flaws) else self.partition.client_count
 
-    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None, read: Dataset | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
         from steelyard.experiment.simulation import simulate
 
@@ -235,6 +235,7 @@ class LearningDescription(Description):
         return simulate(
             self._sections(),
             dataset=dataset,
+            read=read,
             clock=self.clock,
             hidden=hidden,
             rounds=self.rounds.count,
@@ -409,7 +410,8 @@ class LearningDescription(Description):
         # For speed of start: most experiments are given no data.
         from steelyard.experiment.simulation import first_called
 
-        dataset, kind = first_called(dataset, seed)
+        dataset, first = first_called(dataset, seed)
+        kind = None if first is None else first.kind
         if kind is not None and self.data.task not in (None, kind):
             raise UserError(f"data.task: got '{self.data.task}' for data that are '{kind}'; allowed: that, or nothing")
         return (self if kind is None else self.changed({"data.task": kind})), dataset

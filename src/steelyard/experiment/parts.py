@@ -43,7 +43,7 @@ from steelyard.weighing.rule import Rule, unlimited
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.data.dataset import Dataset, DatasetOrSeeded
     from steelyard.rounds.private import PrivateRounds
     from steelyard.weighing.criterion import Criterion
 
@@ -204,14 +204,14 @@ class Parts:
 
 
 def assembled(
-    experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None
+    experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None, read: Dataset | None = None
 ) -> tuple[Clients, Server]:
-    """Build clients and server: simulated ones, or those that `assemble` brings."""
+    """Build clients and server: simulated ones, of data that may be `read` already, or those `assemble` brings."""
     if current() is not None and (assemble is not None or dataset is not None or not experiment.shared_out):
         what = "a data set from Python" if dataset is not None else "clients of this kind"
         raise UserError(f"WORLD_SIZE: several processes were started, and {what} are not shared out; allowed: 1")
     with doing("reading the data" if assemble is None else "waiting for the nodes"):
-        clients, server = experiment.assemble(dataset) if assemble is None else assemble()
+        clients, server = experiment.assemble(dataset, read) if assemble is None else assemble()
     withdrawn = experiment.rounds.withdrawn
     return RemainingClients(clients, withdrawn) if withdrawn else clients, server
 

@@ -28,7 +28,7 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients
-    from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.data.dataset import Dataset, DatasetOrSeeded
     from steelyard.experiment.node import ModelSettings
     from steelyard.privacy.clipping import DeviceNoise
     from steelyard.privacy.settings import PrivacySettings
@@ -231,7 +231,9 @@ class RecommendDescription(Description):
         sequential = self.schedule().rounds_per_epoch if self.one_by_one else 0 if self.central else None
         return LocalRound(self.triples(), self.fpl.mask, self.fpl.decoys, sequential)
 
-    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, RecommendServer]:
+    def assemble(
+        self, dataset: DatasetOrSeeded | None = None, read: Dataset | None = None
+    ) -> tuple[Clients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
         from steelyard.clients.protocol import Noise, SendingClients
 

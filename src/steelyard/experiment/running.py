@@ -25,7 +25,7 @@ from steelyard.clients.local import SimulationServer
 from steelyard.clients.ranks.engine import Share, own_versions
 from steelyard.clients.ranks.group import RankLost, Ranks, join, rank_count
 from steelyard.clients.ranks.wire import Content
-from steelyard.experiment.data_check import DataCheck, check_data, said
+from steelyard.experiment.data_check import DataCheck, looked_at, said
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
 from steelyard.experiment.loading import FOLDER as CODE
@@ -42,6 +42,7 @@ from steelyard.experiment.resuming import (
     why,
 )
 from steelyard.experiment.rules import seeds_of, with_rules
+from steelyard.experiment.simulation import first_called
 from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
@@ -85,8 +86,15 @@ def run(
     check_tracker(experiment.tracking)
     experiment, dataset = experiment.with_dataset(dataset, (seeds or [experiment.seed])[0])
     folder = new_folder(experiment, out)
-    looked = None if assemble is not None else _looked_at(experiment, accept, told=bool(progress))
-    clients, server = assembled(experiment, dataset, assemble)
+    looked, read = None, None
+    if assemble is None:
+        with doing("reading the data"):
+            seed, handed = (seeds or [experiment.seed])[0], None
+            if dataset is not None:
+                dataset, handed = first_called(dataset, seed)
+            looked, read = looked_at(experiment, handed, accept)
+        _tell(looked, told=bool(progress))
+    clients, server = assembled(experiment, dataset, assemble, read)
     with closing(clients):
         experiment = experiment.changed(clients.terms) if clients.terms else experiment
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
@@ -125,17 +133,15 @@ def run(
             store.close()
 
 
-def _looked_at(experiment: Description, accept: Sequence[str], *, told: bool) -> DataCheck:
-    """Look at the data before anything is made of them; refuse what is wrong for certain.
+def _tell(looked: DataCheck, *, told: bool) -> None:
+    """Refuse data that are wrong for certain, before anything is made of them.
 
     What may be wrong is `told` where progress is shown too: one of many runs does not repeat it.
     """
-    looked = check_data(experiment, whole=False).accepting(accept)
     looked.refuse()
     if told and looked.findings:
         more = f"; {len(looked.findings) - 1} more" if len(looked.findings) > 1 else ""
         _log.warning(f"data: {said(looked.findings[0])}{more} (steelyard check)")
-    return looked
 
 
 def _check_disk(parts: Parts, folder: Path) -> None:

@@ -19,7 +19,6 @@ from steelyard.data import DataSettings, FlawSettings, PartitionSettings, load, 
 from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings
 from steelyard.data.scaling import normalised
-from steelyard.data.sources.source import TaskKind
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
@@ -59,6 +58,7 @@ def simulate(
     sections: LearningSections,
     *,
     dataset: DatasetOrSeeded | None = None,
+    read: Dataset | None = None,
     clock: ClockSettings | None = None,
     hidden: AggregationSettings | None = None,
     rounds: int = 0,
@@ -66,12 +66,12 @@ def simulate(
 ) -> tuple[Clients, SimulationServer]:
     """Build all clients of an experiment in this process, and their server.
 
-    Data are read once for all seeds; a function handed over as `dataset` is called once for each seed. `rounds` is how
-    many there will be at most, where that is known. Where this process leads others, they build the same from the
-    document `experiment`, and the clients are shared out.
+    Data are read once for all seeds, if they are not `read` yet; a function handed over as `dataset` is called once for
+    each seed. `rounds` is how many there will be at most, where that is known. Where this process leads others, they
+    build the same from the document `experiment`, and the clients are shared out.
     """
     data = sections.data
-    given = load(data) if dataset is None else dataset
+    given = dataset if dataset is not None else read or load(data)
     if not isinstance(given, Dataset) and not callable(given):
         raise UserError(
             f"dataset: got {type(given).__name__}; allowed: a data set built with steelyard.in_memory, or a function "
@@ -104,16 +104,20 @@ def simulate(
     return sections.sending(clients, *steps), server
 
 
-def first_called(dataset: DatasetOrSeeded, seed: int) -> tuple[DatasetOrSeeded, TaskKind | None]:
-    """Return data from Python and their task, None where they are none or cannot be had: that is refused later."""
+def first_called(dataset: DatasetOrSeeded, seed: int) -> tuple[DatasetOrSeeded, Dataset | None]:
+    """Return data from Python, and those of a seed; None where they are none or cannot be had: that is refused later.
+
+    A function is called once for a seed: the one that is returned knows this seed's already.
+    """
     if not callable(dataset):
-        return dataset, dataset.kind if isinstance(dataset, Dataset) else None
+        return dataset, dataset if isinstance(dataset, Dataset) else None
     try:
         found = dataset(seed)
     except Exception:
         return dataset, None
     waiting = {seed: found}
-    return lambda at: waiting.pop(at) if at in waiting else dataset(at), getattr(found, "kind", None)
+    first = found if isinstance(found, Dataset) else None
+    return lambda at: waiting.pop(at) if at in waiting else dataset(at), first
 
 
 def _always(dataset: Dataset) -> Callable[[int], Dataset]:
