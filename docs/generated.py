@@ -188,9 +188,9 @@ def _ours(name: str, rows: Sequence[Sequence[str]]) -> list[str]:
         return ["**Ours.** [Hostile clients](../../results/attacks.md).", ""]
     return [
         "**Ours.** Digits, 20 rounds, 5 seeds: accuracy (%) on rows of the server. "
-        "[Weights by others](../policies.md#ours) has it beside all others.",
+        "[Published weighting methods](../policies.md#our-measurements) has it beside all others.",
         "",
-        f"| clients | {name} | FedAvg | an equal say |",
+        f"| clients | {name} | FedAvg | equal weights |",
         "|---|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",

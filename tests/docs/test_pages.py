@@ -19,7 +19,7 @@ import numpy
 import pytest
 import torch
 from pydantic import BaseModel
-from tests.docs.pages import beside, long_sentences, made_pages, written_pages
+from tests.docs.pages import beside, long_sentences, made_pages, sentences, written_pages
 from tests.kit import assert_refused
 from tests.warm import ROOT, warm_script
 
@@ -44,6 +44,24 @@ def test_no_sentence_is_too_long() -> None:
     assert not long_sentences("word " * 38 + "end. " + "word " * 38 + "end.\n| " + "word " * 30 + "| word |")
     every = {**written_pages(), **made_pages()}
     assert {path: found for path, text in every.items() if (found := long_sentences(text))} == {}
+
+
+UNPLAIN = re.compile(
+    r"equal say|seen from|held against|hold it against|cannot be told from|cannot be lied about|more is better|explod|"
+    r"worst tenth of|singly|of the clients' own|weights by others|the rivals|hostile clients|goes on\b|\banew\b|"
+    r"common model|rows that (?:weigh|report)|reporting rows|shared out|with your rights|\d %",
+    re.IGNORECASE,
+)
+"""Words for which the field has better ones: equal weights, compare with, diverge, malicious, global model, 95%."""
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    """Of those that people write; pages of single results and of a format made from the code have their own words."""
+    others = ("docs/results/", "docs/reference/result.md", "docs/architecture.md", "CONTRIBUTING.md")
+    pages = {path: text for path, text in written_pages().items() if not path.startswith(others)}
+    pages["docs/results/index.md"] = written_pages()["docs/results/index.md"]
+    found = {path: [each for each in sentences(text) if UNPLAIN.search(each)] for path, text in pages.items()}
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def test_the_guide_is_short_and_every_page_is_in_the_menu() -> None:
