@@ -85,11 +85,20 @@ class Result:
             raise UserError(f"plot: nothing to show for '{kind}'. {KINDS[kind].empty}")
         return chart
 
-    def model(self, rule: str | None = None, round: int | str | None = None, *, trust: bool = False) -> Model:
+    def model(
+        self,
+        rule: str | None = None,
+        round: int | str | None = None,
+        *,
+        client: str | None = None,
+        adapt: Path | str | None = None,
+        trust: bool = False,
+    ) -> Model:
         """Take a rule's model out of the run: the recommended rule's, or the main one's, unless one is named.
 
         `round` is "last", "best", or a number, of rounds whose model the run keeps; None: the best where the run keeps
-        it, else the last. A run with a network of its own needs `trust=True`: that file is run.
+        it, else the last. `client` names whose own model, of a personal algorithm; `adapt` is a file with the rows of a
+        newcomer, for whom the model is trained on. A run with a network of its own needs `trust=True`: it is run.
 
             >>> result.model().save("heart-model")
 
@@ -100,7 +109,8 @@ class Result:
         from steelyard.models.folder import untrusted
         from steelyard.models.taking import take
 
-        return take(self.folder, rule, None if round is None else str(round), ask=None if trust else untrusted)
+        at, files = None if round is None else str(round), () if adapt is None else (Path(adapt),)
+        return take(self.folder, rule, at, client=client, adapt=files, ask=None if trust else untrusted)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""

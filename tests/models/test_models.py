@@ -41,18 +41,22 @@ def hospitals(folder: Path) -> None:
     experiment: Any = Experiment.load("hospitals")
     table = read_tables([experiment.data.path], experiment.data.owner, {})
     table.frame.to_csv(folder / "all.csv", index=False)
-    changes = [f"data.path={folder / 'all.csv'}", "rounds.count=2", "rounds.keep=best"]
-    experiment = Experiment.load("hospitals", changes)
+    changes = [f"data.path={folder / 'all.csv'}", "rounds.count=2"]
+    beside = [f"beside.{name}={{criteria=['DS'], algorithm={{name='{name}'}}}}" for name in ("ditto", "fine-tuned")]
+    own = Experiment.load("hospitals", [*changes, *beside]).run(folder / "own-run", progress=False)
+    experiment = Experiment.load("hospitals", [*changes, "rounds.keep=best"])
     result = experiment.run(folder / "run", progress=False)
     population = share_out(load(experiment.data), experiment.partition, experiment.seed)
     table.frame.iloc[population.report].to_csv(folder / "held.csv", index=False)
-    va = population.by_name["va"].test
-    table.frame.iloc[va].to_csv(folder / "va.csv", index=False)
+    va = population.by_name["va"]
+    table.frame.iloc[va.test].to_csv(folder / "va.csv", index=False)
+    table.frame.iloc[va.train].to_csv(folder / "va-trains-on.csv", index=False)
     result.model().save(folder / "model")
     found = verified(folder / "run", folder / "model")
     main = result.history.rounds.query("rule == 'CR>DS' and round == 2").iloc[0]
-    scores = result.history.evaluations.query("rule == 'CR>DS' and round == 2").set_index("client")["score"]
-    kept = {"server": main["server_accuracy"], "va": scores["va"], "found": found}
+    both = pandas.concat([own.history.evaluations, result.history.evaluations])
+    scores = both.query("client == 'va' and round == 2").set_index("rule")["score"]
+    kept = {"server": main["server_accuracy"], "va": scores.to_dict(), "found": found}
     (folder / "stored.json").write_text(json.dumps(kept))
     shutil.copytree(folder / "run", folder / "kept-run")
     shutil.rmtree(folder / "run")
@@ -84,7 +88,7 @@ def test_a_model_gives_the_run_s_score_once_data_and_run_are_gone(left: Path):
     # the rows of a site without its column, scaled as that site's
     rows = pandas.read_csv(left / "va.csv").drop(columns="hospital")
     model = Model.load(left / "model")
-    assert model.test(rows, site="va").groups[0].figures[0].value == stored["va"]
+    assert model.test(rows, site="va").groups[0].figures[0].value == stored["va"]["CR>DS"]
     card = (left / "model" / CARD).read_text()
     for part in (
         "Heart disease in four hospitals",
@@ -95,6 +99,25 @@ def test_a_model_gives_the_run_s_score_once_data_and_run_are_gone(left: Path):
         "no rule is rec",
     ):
         assert part in card, part
+
+
+def test_a_client_s_own_model_and_a_newcomer_s_give_the_score_of_that_client(left: Path, tmp_path: Path):
+    stored, rows = json.loads((left / "stored.json").read_text())["va"], pandas.read_csv(left / "va.csv")
+    for rule, whose in (("ditto", ["--client", "va"]), ("fine-tuned", ["--adapt", left / "va-trains-on.csv"])):
+        answer = inside("model", left / "own-run", "--rule", rule, *whose, "--out", rule, folder=tmp_path)
+        assert answer.returncode == 0, answer.stderr
+        model = Model.load(tmp_path / rule)
+        # its scale is its own: no column and no --site need name the hospital
+        for given in (rows, rows.drop(columns="hospital")):
+            assert model.test(given).groups[0].figures[0].value == stored[rule], rule
+        assert (model.preparation.sites, "hand it to that client alone" in model.card) == ({}, True)
+    run = Result(left / "own-run")
+    assert [test.where for test in run.model("ditto", client="va").document.origin.tests] == ["va"]
+    assert_refused(lambda: run.model("ditto", client="vb"), "--client", "'vb'", "cleveland")
+    assert_refused(lambda: run.model("fine-tuned", client="va"), "fine-tuned", "--adapt FILE")
+    assert_refused(lambda: run.model("fedavg", client="va"), "fedavg gives all clients one model")
+    assert_refused(lambda: run.model(adapt=left / "held.csv"), "--adapt", "rows of one site")
+    assert inside("verify", left / "own-run", "--model", "ditto", folder=tmp_path).returncode == 2
 
 
 def test_predictions_are_rows_of_a_table(left: Path, tmp_path: Path):

@@ -43,6 +43,15 @@ def model(
         str | None,
         typer.Option("--round", help="last, best or a number. Default: the best where rounds.keep is best, else last."),
     ] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Whose own model, of an algorithm that gives clients their own.")
+    ] = None,
+    adapt: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--adapt", help="Rows of a site that did not take part: train the model on for it.", metavar="FILE"
+        ),
+    ] = None,
     keys: KeysOption = None,
     head: HeadOption = None,
     trust: TrustOption = False,
@@ -56,7 +65,7 @@ def model(
 
     with doing("taking the model"):
         try:
-            found = take(run, rule, round, ask=asking(trust), keys=keys, head=head)
+            found = take(run, rule, round, ask=asking(trust), keys=keys, head=head, client=client, adapt=adapt or ())
         except ChangedRun as changed:
             _log.error(str(changed))
             raise typer.Exit(1) from None
@@ -64,6 +73,7 @@ def model(
     origin = found.document.origin
     lines = [
         f"model of {origin.rule}, seed {origin.seed}: {origin.chosen}",
+        *([origin.own] if origin.own else []),
         f"written to {folder}",
         f"next: steelyard predict {shlex.quote(str(folder))} FILE --out predictions.csv",
     ]

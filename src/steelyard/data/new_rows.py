@@ -5,8 +5,8 @@ What is not as it was then is refused, or said by name: columns, categories, num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from steelyard.data.mending import mended
 from steelyard.data.preparation import Floats, Preparation, Scale
 from steelyard.data.scaling import as_numbers, by_channel
 from steelyard.data.sources.csv import ColumnSettings
-from steelyard.data.sources.images import Pictures
+from steelyard.data.sources.images import Folders, Pictures
 from steelyard.data.sources.leaf import characters, words
 from steelyard.data.sources.npz import channels_first
 from steelyard.data.tables import Table
@@ -35,12 +35,21 @@ OTHER_UNITS = 0.5
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """Rows as a model takes them, and what of them is not as it was in training."""
+    """Rows as a model takes them; what of them is not as it was in training, and what they were read from."""
 
     features: torch.Tensor
     notes: tuple[str, ...] = ()
     table: Table | None = None
     """The table that they were read from, its cells as training read them."""
+    scales: Mapping[str, Scale] = field(default_factory=dict[str, Scale])
+    """table: by the site that rows name, "" for none, what they were scaled by, where each site has its own scale."""
+    names: Sequence[str] = ()
+    """images: their paths inside the folder or zip."""
+    folders: Folders | None = None
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    """The arrays of a file of arrays."""
+    labels: Sequence[str] = ()
+    """texts: the names of their classes, of files that have them."""
 
 
 def of_table(table: Table, preparation: Preparation, site: str | None = None) -> NewRows:
@@ -65,8 +74,8 @@ def of_table(table: Table, preparation: Preparation, site: str | None = None) ->
     if empty.any() and preparation.missing in ("drop", "refuse"):
         count = int(empty.any(axis=1).sum())
         notes.append(f"{count:,} rows have empty cells, and no such row was trained on: filled with means")
-    scaled, said = _scaled(table, preparation, numbers, site)
-    return NewRows(joined(scaled, flags), (*notes, *said), table)
+    scaled, said, scales = _scaled(table, preparation, numbers, site)
+    return NewRows(joined(scaled, flags), (*notes, *said), table, scales)
 
 
 def _owner(table: Table, preparation: Preparation) -> str | None:
@@ -81,12 +90,12 @@ def _as_read(table: Table, preparation: Preparation, site: str | None) -> dict[s
     for name, fields in preparation.cells.items():
         column = validated(ColumnSettings, fields, f"preparation.cells.{name}")
         usual = {"factor": 1.0, "offset": 0.0}
-        given = {field: getattr(column, field) for field in usual}
-        by_site = {field: sites for field, sites in given.items() if isinstance(sites, dict)}
+        given = {part: getattr(column, part) for part in usual}
+        by_site = {part: sites for part, sites in given.items() if isinstance(sites, dict)}
         changed: dict[str, object] = {}
-        for field, sites in by_site.items():
+        for part, sites in by_site.items():
             mine = {each: number for each, number in sites.items() if each in here}
-            changed[field] = sites.get(site, usual[field]) if site is not None else mine or usual[field]
+            changed[part] = sites.get(site, usual[part]) if site is not None else mine or usual[part]
         if name in table.names:
             found[name] = column.model_copy(update=changed)
     return found
@@ -127,19 +136,19 @@ def _out_of_range(table: Table, preparation: Preparation, columns: dict[str, Inp
     return notes
 
 
-def _scaled(table: Table, preparation: Preparation, numbers: Floats, site: str | None) -> tuple[Floats, list[str]]:
-    """Return numbers filled and scaled, by the scale of all, of a site, or of these rows; and what to say of it."""
+def _scaled(
+    table: Table, preparation: Preparation, numbers: Floats, site: str | None
+) -> tuple[Floats, list[str], dict[str, Scale]]:
+    """Return numbers filled and scaled, by the scale of all, of a site, or of these rows; notes; the scales by site."""
     known = preparation.sites
-    if site is not None:
-        if site not in known:
-            words = first_names(sorted(known)) if known else "none: the model holds no scale of a single site"
-            raise UserError(f"site: got '{site}'{nearest(site, known)}; allowed: {words}")
-        return known[site].apply(numbers), []
-    if preparation.scale is not None:
-        return preparation.scale.apply(numbers), []
+    if site is not None and site not in known:
+        words = first_names(sorted(known)) if known else "none: the model holds no scale of a single site"
+        raise UserError(f"site: got '{site}'{nearest(site, known)}; allowed: {words}")
+    if site is None and preparation.scale is not None:
+        return preparation.scale.apply(numbers), [], {}
     owner = _owner(table, preparation)
-    sites = np.full(len(numbers), "") if owner is None else owners_of(table, owner)
-    found, notes = np.zeros_like(numbers), list[str]()
+    sites = np.full(len(numbers), site or "") if site or owner is None else owners_of(table, owner)
+    found, notes, scales = np.zeros_like(numbers), list[str](), dict[str, Scale]()
     for name in np.unique(sites).tolist():
         rows = sites == name
         scale = known.get(name)
@@ -147,14 +156,17 @@ def _scaled(table: Table, preparation: Preparation, numbers: Floats, site: str |
             scale = Scale.of(numbers[rows], preparation.missing, scaled=True)
             whose = f"the rows of '{name}'" if name else "the rows"
             notes.append(f"{whose} are filled and scaled by these {int(rows.sum()):,} rows themselves, as a new site's")
+        scales[name] = scale
         found[rows] = scale.apply(numbers[rows])
-    return found, notes
+    return found, notes, scales
 
 
 def of_images(pictures: Pictures, preparation: Preparation) -> NewRows:
     """Return all images of a folder or zip, in the order of `pictures.names`, cut and scaled as in training."""
     depth, size = preparation.shape[0], preparation.shape[-1]
-    return of_arrays(pictures.read(pictures.names, size, "grey" if depth == 1 else "rgb"), preparation, pictures.path)
+    read = pictures.read(pictures.names, size, "grey" if depth == 1 else "rgb")
+    folders = Folders.of(pictures.path, pictures.names)
+    return replace(of_arrays(read, preparation, pictures.path), names=pictures.names, folders=folders)
 
 
 def of_texts(texts: Sequence[str], preparation: Preparation) -> NewRows:

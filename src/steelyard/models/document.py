@@ -9,6 +9,8 @@ from pydantic import Field, StringConstraints, model_validator
 
 from steelyard.base.documents import Document
 from steelyard.data.preparation import Preparation
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.kgflex.selection import KgflexSettings
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -71,6 +73,9 @@ class Origin(Document):
     round: Annotated[int, Field(ge=0)]
     chosen: str
     """Why this rule and this round, in a sentence."""
+    own: str = ""
+    """Whose model it is where it is that of one client; its numbers are in no chain, and `digest` is of the common one.
+    """
     digest: Sha256
     """Of the model's numbers, as the run's chain has it for this round."""
     closing: str
@@ -82,6 +87,37 @@ class Origin(Document):
     tests: list[Test] = []
     version: str
     """Of Steelyard."""
+
+
+Number = Annotated[int, Field(ge=0, le=100_000_000)]
+
+
+class RecommenderDocument(Document):
+    """What the folder of a recommender says of itself."""
+
+    format: Literal["steelyard-recommender"] = "steelyard-recommender"
+    version: Literal[1] = 1
+    origin: Origin
+    items: list[str]
+    """The ids of all items in the order of the table; of KGFlex in that of their features."""
+    titles: list[str]
+    learning: Learning
+    visits: Annotated[int, Field(ge=1, le=10_000_000)]
+    """How many triples a user visited in the run, and a newcomer does."""
+    threshold: float | None = None
+    """Ratings below this were no likes."""
+    cutoff: Annotated[int, Field(ge=1, le=10_000)]
+    score: str
+    kgflex: KgflexSettings | None = None
+    features: list[str] = []
+    """Of KGFlex, in the order of the table, in words."""
+    hops: list[Annotated[int, Field(ge=1, le=100)]] = []
+    user: str = ""
+    """The one user whose own part the folder holds; empty: nobody's."""
+    taken: list[Number] = []
+    """The numbers of her items."""
+    weights: Held
+    card: Held
 
 
 class ModelDocument(Document):

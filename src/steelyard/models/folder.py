@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -24,7 +24,7 @@ from steelyard.experiment.loading import FOLDER as CODE
 from steelyard.experiment.loading import Ask, refuse
 from steelyard.learning.models import build
 from steelyard.learning.settings import ModelSettings
-from steelyard.models.document import CodeFile, Held, ModelDocument, Network
+from steelyard.models.document import CodeFile, Held, ModelDocument, Network, RecommenderDocument
 from steelyard.models.predicting import Given, Predictor
 from steelyard.proof.signing import model_digest
 from steelyard.runs.checkpoint import content_tensors, tensors_content
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DOCUMENT, WEIGHTS, CARD = "model.json", "model.safetensors", "card.md"
 WEIGHTS_ALONE = "its run knows neither the network nor what rows go through"
+DocumentT = TypeVar("DocumentT", ModelDocument, RecommenderDocument)
 LONGEST = 20_000_000
 """Bytes of a model.json that are looked at; none of ours comes near."""
 
@@ -96,19 +97,8 @@ class Model:
 
     def save(self, out: Path | str) -> Path:
         """Write the model into a folder of its own, which must not hold anything yet, and return it."""
-        folder = own_folder(path_of(out, "save", "the path of a new folder"), "--out")
-        with told_as(f"--out: {folder} cannot be written", "a new folder"):
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise UserError(f"--out: {folder} holds something already; allowed: a new folder")
-            files.make_folder(folder)
-            contents = {folder / WEIGHTS: tensors_content(self.network.state_dict()), folder / CARD: self.card.encode()}
-            code = self.document.code
-            if code is not None:
-                contents[folder / CODE / code.name] = self.code
-            held = {"weights": held_of(contents[folder / WEIGHTS]), "card": held_of(contents[folder / CARD])}
-            text = self.document.model_copy(update=held).model_dump_json(exclude_defaults=False, indent=1)
-            files.write_all({**contents, folder / DOCUMENT: text.encode()})
-        return folder
+        code = {} if self.document.code is None else {f"{CODE}/{self.document.code.name}": self.code}
+        return write_folder(out, self.document, self.network.state_dict(), self.card, code)
 
     @classmethod
     def load(cls, folder: Path | str, *, trust: bool = False) -> Model:
@@ -129,6 +119,26 @@ def untrusted(where: str, code: Mapping[str, str]) -> None:
     refuse(where, code, "trust=True, once you have looked at it")
 
 
+def write_folder(
+    out: Path | str,
+    document: ModelDocument | RecommenderDocument,
+    tensors: Mapping[str, torch.Tensor],
+    card: str,
+    code: Mapping[str, bytes],
+) -> Path:
+    """Write a folder that must not hold anything yet, and return it."""
+    folder = own_folder(path_of(out, "save", "the path of a new folder"), "--out")
+    with told_as(f"--out: {folder} cannot be written", "a new folder"):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--out: {folder} holds something already; allowed: a new folder")
+        files.make_folder(folder)
+        contents = {WEIGHTS: tensors_content(tensors), CARD: card.encode(), **code}
+        held = {"weights": held_of(contents[WEIGHTS]), "card": held_of(contents[CARD])}
+        text = document.model_copy(update=held).model_dump_json(exclude_defaults=False, indent=1)
+        files.write_all({folder / name: content for name, content in {**contents, DOCUMENT: text.encode()}.items()})
+    return folder
+
+
 def held_of(content: bytes) -> Held:
     """Return what a folder says of one of its files."""
     return Held(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
@@ -137,8 +147,7 @@ def held_of(content: bytes) -> Held:
 def load(folder: Path, ask: Ask | None) -> Model:
     """Return the model of a folder; `ask` is called with code of its own before that runs."""
     document = read_document(folder)
-    tensors = own_tensors(folder, document)
-    card = _content(folder / CARD, document.card).decode("utf-8", "replace")
+    tensors, card = read_contents(folder, document)
     code = b"" if document.code is None else _content(folder / CODE / document.code.name, document.code)
     if document.code is not None and ask is not None:
         ask(str(folder), {"model.name": f"{CODE}/{document.code.name}"})
@@ -149,14 +158,28 @@ def load(folder: Path, ask: Ask | None) -> Model:
     return Model(document, network, card, code)
 
 
+def read_contents(folder: Path, document: ModelDocument | RecommenderDocument) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors and the card of a folder, held to what its document says of them."""
+    tensors = content_tensors(folder / WEIGHTS, _content(folder / WEIGHTS, document.weights))
+    return tensors, _content(folder / CARD, document.card).decode("utf-8", "replace")
+
+
 def read_document(folder: Path) -> ModelDocument:
-    """Return what a folder says of itself; nothing in it is run."""
+    """Return what the folder of a network says of itself; nothing in it is run."""
+    return read_as(folder, ModelDocument, "a recommender: `steelyard recommend list` takes it")
+
+
+def read_as(folder: Path, kind: type[DocumentT], other: str) -> DocumentT:
+    """Return what a folder says of itself; `other` is what one is that says another format."""
     path = folder / DOCUMENT
     if not folder.is_dir() or not files.is_file(path):
         raise UserError(f"{folder}: holds no {DOCUMENT}; expected the folder of a model (`steelyard model RUN --out`)")
     try:
-        return ModelDocument.model_validate_json(files.read_bytes(path, LONGEST))
+        return kind.model_validate_json(files.read_bytes(path, LONGEST))
     except ValidationError as error:
+        first = next((each for each in error.errors(include_url=False) if each["loc"] == ("format",)), None)
+        if first is not None:
+            raise UserError(f"{folder}: is {other}; expected another model") from None
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "all of it"
         raise UserError(printable(f"{path}: {where}: {first['msg']}; expected the file as it was written")) from None
@@ -244,11 +267,6 @@ def digest_of(folder: Path, network: Network, tensors: Mapping[str, torch.Tensor
     if len(found) < len(parts) or not found:
         raise UserError(f"{folder / WEIGHTS}: lacks numbers that {DOCUMENT} names; expected the file as it was written")
     return model_digest(torch.cat(found))
-
-
-def own_tensors(folder: Path, document: ModelDocument) -> dict[str, torch.Tensor]:
-    """Return the weights in a folder by their names, as they were written."""
-    return content_tensors(folder / WEIGHTS, _content(folder / WEIGHTS, document.weights))
 
 
 def code_file(name: str, content: bytes) -> CodeFile:

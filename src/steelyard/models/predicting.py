@@ -1,6 +1,6 @@
 """Predictions by a model that left its run: of data frames, tables, images, texts and arrays.
 
-pandas and what reads files are imported inside functions, for speed of start.
+pandas is imported inside functions, for speed of start.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,19 @@ from torch import nn
 from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, brief, no_formula
 from steelyard.base.logs import logger
+from steelyard.data import new_rows
+from steelyard.data.memory import is_frame
+from steelyard.data.new_rows import NewRows
 from steelyard.data.preparation import Preparation
+from steelyard.data.sources.images import Pictures
+from steelyard.data.sources.leaf import texts_of_file
+from steelyard.data.sources.npz import read_arrays
 from steelyard.data.sources.source import BY_FILE, is_pattern
-from steelyard.data.tables import Table, read_tables, tidy
+from steelyard.data.tables import Table, read_tables, read_text, tidy
 from steelyard.learning.evaluation import predictions
 
 if TYPE_CHECKING:
     import pandas
-
-    from steelyard.data.sources.images import Folders
 
 Given = Any
 """A data frame, an array [rows, ...], a list of texts, or one or several paths."""
@@ -50,22 +54,6 @@ class Predicted(Document):
     out: str
     notes: list[str]
     """What of the rows is not as it was in training."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows that were read and prepared; what they were read from says their labels."""
-
-    features: torch.Tensor
-    notes: tuple[str, ...] = ()
-    table: Table | None = None
-    names: Sequence[str] = ()
-    """images: their paths inside the folder or zip."""
-    folders: Folders | None = None
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
-    """The arrays of a file of arrays."""
-    labels: Sequence[str] = ()
-    """texts: the names of their classes, of files that have them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,24 +83,16 @@ class Predictor:
         frame.attrs["notes"] = list(rows.notes)
         return frame
 
-    def read(self, given: Given, site: str | None = None) -> Rows:
+    def read(self, given: Given, site: str | None = None) -> NewRows:
         """Return rows as the network takes them."""
-        from steelyard.data import new_rows
-
         form, prepared = self.preparation.form, self.preparation
         paths = _paths(given)
         if site is not None and form != "table":
             raise UserError(f"site: got '{site}' for {form}; allowed: tables, whose sites may have scales of their own")
         if form == "table":
-            found = new_rows.of_table(_table(given, paths, prepared.owner), prepared, site)
-            return Rows(found.features, found.notes, found.table)
+            return new_rows.of_table(_table(given, paths, prepared.owner), prepared, site)
         if form == "images" and paths:
-            from steelyard.data.sources.images import Folders, Pictures
-
-            pictures = Pictures(_one(paths))
-            found = new_rows.of_images(pictures, prepared)
-            folders = Folders.of(pictures.path, pictures.names)
-            return Rows(found.features, found.notes, names=pictures.names, folders=folders)
+            return new_rows.of_images(Pictures(_one(paths)), prepared)
         if form in ("characters", "words"):
             read = [_texts(path, len(prepared.target.names)) for path in paths]
             texts = [text for found, _ in read for text in found] if paths else given
@@ -120,17 +100,13 @@ class Predictor:
                 raise UserError(
                     f"rows: got {brief(given)}; allowed: a list of texts, or a file with a text in each line"
                 )
-            return Rows(new_rows.of_texts(texts, prepared).features, labels=[one for _, mine in read for one in mine])
-        arrays: dict[str, NDArray[Any]] = {}
-        if paths:
-            from steelyard.data.sources.npz import read_arrays
-
-            arrays = read_arrays(_one(paths))
-            if "x" not in arrays:
-                raise UserError(f"{paths[0]}: holds no array x; expected an .npz file with one, a row of it each")
-            given = arrays["x"]
-        found = new_rows.of_arrays(given, prepared, paths[0] if paths else "rows")
-        return Rows(found.features, found.notes, arrays=arrays)
+            return replace(new_rows.of_texts(texts, prepared), labels=[one for _, mine in read for one in mine])
+        if not paths:
+            return new_rows.of_arrays(given, prepared)
+        arrays = read_arrays(_one(paths))
+        if "x" not in arrays:
+            raise UserError(f"{paths[0]}: holds no array x; expected an .npz file with one, a row of it each")
+        return replace(new_rows.of_arrays(arrays["x"], prepared, paths[0]), arrays=arrays)
 
     def outputs(self, features: torch.Tensor) -> torch.Tensor:
         """Return what the network says of rows, [rows, outputs], some rows at a time."""
@@ -220,17 +196,12 @@ def _one(paths: Sequence[Path]) -> Path:
 
 def _texts(path: Path, classes: int) -> tuple[list[str], list[str]]:
     """Return the texts of a file, and the names of their classes where the file has them."""
-    from steelyard.data.sources.leaf import texts_of_file
-    from steelyard.data.tables import read_text
-
     if ".json" in path.suffixes:
         return texts_of_file(path, classes)
     return read_text(path, "a text in each line").splitlines(), []
 
 
 def _table(given: Given, paths: Sequence[Path], owner: str | None) -> Table:
-    from steelyard.data.memory import is_frame
-
     if paths:
         return read_tables(paths, BY_FILE if len(paths) > 1 or paths[0].is_dir() else owner, {})
     if not is_frame(given):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +36,12 @@ from steelyard.models.folder import (
     code_file,
     digest_of,
     held_of,
-    own_tensors,
+    read_contents,
     read_document,
     weights_alone,
 )
+from steelyard.models.personal import Own, of_client, of_newcomer
+from steelyard.models.predicting import Predictor
 from steelyard.proof.signing import model_digest
 from steelyard.report.record import record
 from steelyard.report.verification import CHANGED, Record, verify
@@ -65,12 +67,15 @@ def take(
     ask: Ask | None = None,
     keys: Path | None = None,
     head: str | None = None,
+    client: str | None = None,
+    adapt: Sequence[Path] = (),
 ) -> Model:
     """Return a rule's model of a run: the recommended rule's, or the main one's, unless one is named.
 
     `round` is last, best, or a number: of rounds whose model the run keeps; None: the best where the run keeps it
     (`rounds.keep`), else the last. `ask` is called with the code of the run's own network before that runs. A run that
     is not as it was written, or not as `keys` or a final hash kept elsewhere (`head`) say, is refused: `ChangedRun`.
+    `client` names whose own model it is to be; `adapt` are files with the rows of a newcomer, for whom it is trained.
     """
     checked = verify(run, keys, head)
     if checked.code == CHANGED or (keys is not None and checked.code):
@@ -87,12 +92,28 @@ def take(
     name, seed = _federation(history, found["rule"])
     kept = _kept(history, name, round)
     if isinstance(experiment, RecordedDescription):
+        if client is not None or adapt:
+            raise UserError(f"{run}: is of another framework's app; allowed: no --client and no --adapt")
         return _recorded(history, experiment, found, kept, named=rule is not None)
     text = history.facts.preparations.get(str(seed))
     if text is None:
         raise UserError(f"{run}: does not say what its rows went through; allowed: simulated runs of this version")
     taken = _Taken(history, experiment, Preparation.model_validate_json(text), found, seed, kept)
-    return taken.model(named=rule is not None, ask=ask)
+    model = taken.model(named=rule is not None, ask=ask)
+    if client is None and not adapt:
+        return model
+    if client is not None and adapt:
+        raise UserError(f"--client: got '{client}' and --adapt; allowed: one of them")
+    if ask is not None and (code := experiment.named_code()):
+        ask(str(run), code)
+    settings = experiment.rules()[found["rule"]].algorithm or experiment.algorithm
+    base = Predictor(model.preparation, model.network)
+    given = (settings.made(), base, kept.parameters.to(torch.float32))
+    if client is not None:
+        own = of_client(*given, name, kept.beside, client)
+    else:
+        own = of_newcomer(*given, experiment, seed=seed, round=kept.round, files=adapt)
+    return replace(taken, own=own).model(named=rule is not None, ask=None)
 
 
 def _federation(history: History, rule: str) -> tuple[str, int]:
@@ -152,6 +173,8 @@ class _Taken:
     found: Record
     seed: int
     kept: _Kept
+    own: Own | None = None
+    """The model of one client, in place of the global one."""
 
     def model(self, *, named: bool, ask: Ask | None) -> Model:
         """Return the model: network, weights, where it is from, and its card."""
@@ -164,13 +187,14 @@ class _Taken:
         if layout.size != len(self.kept.parameters):
             numbers = f"{layout.size} numbers, its model {len(self.kept.parameters)}"
             raise UserError(f"{self.history.folder}: its network has {numbers}; expected as many")
-        layout.write(network, self.kept.parameters.to(torch.float32))
+        own, words = self.own, "" if self.own is None else self.own.words
+        layout.write(network, (self.kept if own is None else own).parameters.to(torch.float32))
         fields, code, held = _network(settings)
         names = [slot.name for slot in layout.slots]
         document = ModelDocument(
-            origin=_origin(self.experiment, self.found, self.seed, self.kept, self._tests(), named=named),
+            origin=_origin(self.experiment, self.found, self.seed, self.kept, self._tests(), named=named, own=words),
             network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=self.seed, vector=names),
-            preparation=self.preparation,
+            preparation=self.preparation if own is None else own.prepared(self.preparation),
             weights=held_of(b""),
             card=held_of(b""),
             code=held,
@@ -185,9 +209,17 @@ class _Taken:
     def _by_clients(self) -> bool:
         return self.kept.best and self.experiment.round_chosen_by == "clients"
 
+    def _reports(self, client: str) -> bool:
+        """Whether a client's test in the run is one of this model."""
+        if self.own is not None:
+            return client == self.own.client
+        return not self._personal and not (self._by_clients and chooses(client))
+
     @property
     def _left_out(self) -> str:
-        """Which tests of the run do not report on this model, in a sentence; empty where all do."""
+        """Whose model this is, and which tests of the run do not report on it; empty where all do."""
+        if self.own is not None:
+            return f"This is {self.own.words}. It follows from that client's rows: hand it to that client alone."
         if self._personal:
             return (
                 "This is the common model. Clients use models of their own, which are not in this folder; their tests "
@@ -205,12 +237,15 @@ class _Taken:
         rows = history.facts.report_rows.get(str(self.seed), 0)
         leading = self.experiment.rounds.leading
         figure = TASKS[self.preparation.target.task].figure if leading is None else leading.name
-        found = [_test("the server", rows, figure, server.get(figure))] if rows and figure in server else []
+        found = (
+            [_test("the server", rows, figure, server.get(figure))]
+            if not self.own and rows and figure in server
+            else []
+        )
         tests = history.tested(rule, self.seed, at - 1)
         errors = tests.metrics.get("score_error", np.full(len(tests.round), np.nan))
-        places = [] if self._personal else np.flatnonzero(tests.round == at).tolist()
-        named = ((place, tests.clients[tests.client[place]]) for place in places)
-        reporting = [(place, name) for place, name in named if not (self._by_clients and chooses(name))]
+        named = ((place, tests.clients[tests.client[place]]) for place in np.flatnonzero(tests.round == at).tolist())
+        reporting = [(place, name) for place, name in named if self._reports(name)]
         for place, name in reporting[:MOST_TESTS]:
             error = float(errors[place])
             score, samples = float(tests.score[place]), int(tests.samples[place])
@@ -228,7 +263,7 @@ class _Taken:
 
 
 def _origin(
-    experiment: Description, found: Record, seed: int, kept: _Kept, tests: list[Test], *, named: bool
+    experiment: Description, found: Record, seed: int, kept: _Kept, tests: list[Test], *, named: bool, own: str = ""
 ) -> Origin:
     """Return where a model is from."""
     why = "the rule that was asked for" if named else ""
@@ -245,6 +280,7 @@ def _origin(
         seed=seed,
         round=kept.round,
         chosen="; ".join(filter(None, (why, kept.why))),
+        own=own,
         digest=model_digest(kept.parameters),
         closing=next(iter(found["hashes"].values())),
         measure=measure,
@@ -314,7 +350,9 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     """Hold a model's folder to a run: its numbers to the chain, its network and preparation to what the run noted."""
     document, history = read_document(folder), History(run)
     origin = document.origin
-    tensors = own_tensors(folder, document)
+    if origin.own:
+        raise UserError(f"{folder}: is {origin.own}, whose numbers are in no chain; allowed: a global model")
+    tensors, _ = read_contents(folder, document)
     digest = digest_of(folder, document.network, tensors)
     with reading(run) as connection:
         rows = connection.by_federation("digests", ("round", "model"), "")

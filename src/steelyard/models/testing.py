@@ -14,10 +14,11 @@ from steelyard.base.measures import MEASURES
 from steelyard.base.tallies import Tally, errors_of, figures_of, tallied
 from steelyard.data.cells import parse_numbers, plain
 from steelyard.data.columns import refuse_any, times_of, yes_or_no
+from steelyard.data.new_rows import NewRows
 from steelyard.data.preparation import Target
 from steelyard.data.tables import Table
 from steelyard.learning import evaluation
-from steelyard.models.predicting import Given, Predictor, Rows
+from steelyard.models.predicting import Given, Predictor
 
 
 class Figure(Document):
@@ -66,7 +67,7 @@ def measured(
     return Tested(by=by, groups=groups, notes=list(rows.notes))
 
 
-def _column(rows: Rows, by: str | None, owner: str | None) -> str | None:
+def _column(rows: NewRows, by: str | None, owner: str | None) -> str | None:
     """Return the column of the groups: the one that is asked for, or the one that named the sites in training."""
     names = [] if rows.table is None else rows.table.names
     if by is not None and by not in names:
@@ -74,7 +75,7 @@ def _column(rows: Rows, by: str | None, owner: str | None) -> str | None:
     return by or (owner if owner in names else None)
 
 
-def _groups(rows: Rows, column: str | None) -> list[tuple[str, NDArray[np.bool_]]]:
+def _groups(rows: NewRows, column: str | None) -> list[tuple[str, NDArray[np.bool_]]]:
     """Return which rows each group has."""
     if column is None or rows.table is None:
         return []
@@ -144,7 +145,7 @@ def _summed(
 # Labels of new rows, by the names that they had in training.
 
 
-def labels_of(rows: Rows, target: Target, label: str | None) -> torch.Tensor:
+def labels_of(rows: NewRows, target: Target, label: str | None) -> torch.Tensor:
     """Return the labels of rows as numbers: what the columns, folders or arrays say that they were read from."""
     if rows.table is not None:
         return torch.from_numpy(_of_table(rows.table, target, label or target.label))

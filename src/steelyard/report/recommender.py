@@ -33,20 +33,44 @@ Metrics = dict[str, dict[str, object]]
 
 
 @dataclass(frozen=True, eq=False)
-class Finished:
-    """One rule of a run as of its last checkpoint: the shared table and the simulated users with their vectors."""
+class Listing:
+    """A shared table and users with their vectors, of a run or of a saved model: what makes lists."""
 
-    experiment: RecommendDescription
     run_data: RunData
     clients: RecommendClients
     federation: str
     seed: int
-    round: int
     model: torch.Tensor
 
     def lists(self, cutoff: int) -> tuple[Codes, Floats]:
         """Return every user's list, best first, and the scores of its items."""
         return self.clients.lists(self.federation, self.seed, self.model, cutoff)
+
+    def top(self, user: str, cutoff: int) -> list[ListedItem]:
+        """Return one user's list with titles and scores."""
+        number = number_of(self.run_data, user)
+        lists, scores = self.lists(cutoff)
+        mine = lists[number][lists[number] >= 0]
+        hers = set(self.run_data.users.truth.test_item[self.run_data.users.truth.test_user == number].tolist())
+        titles = titles_of(self.run_data, mine)
+        return [
+            {
+                "rank": rank,
+                "item": str(self.run_data.data.items[item]),
+                "title": title,
+                "score": float(scores[number, rank - 1]),
+                "in_test": int(item) in hers,
+            }
+            for rank, (item, title) in enumerate(zip(mine.tolist(), titles, strict=True), 1)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Finished(Listing):
+    """One rule of a run as of its last checkpoint, with the simulated users."""
+
+    experiment: RecommendDescription
+    round: int
 
     def report(self, cutoffs: list[int]) -> RecommenderReport:
         """Return all metrics by cutoff, as `evaluate` prints them, with the cost by formula and as sent."""
@@ -90,24 +114,6 @@ class Finished:
             found["cce_vectors"], found["tcc_vectors"] = cost, cost * rounds / each
         return found
 
-    def top(self, user: str, cutoff: int) -> list[ListedItem]:
-        """Return one user's list with titles and scores."""
-        number = number_of(self.run_data, user)
-        lists, scores = self.lists(cutoff)
-        mine = lists[number][lists[number] >= 0]
-        hers = set(self.run_data.users.truth.test_item[self.run_data.users.truth.test_user == number].tolist())
-        titles = titles_of(self.run_data, mine)
-        return [
-            {
-                "rank": rank,
-                "item": str(self.run_data.data.items[item]),
-                "title": title,
-                "score": float(scores[number, rank - 1]),
-                "in_test": int(item) in hers,
-            }
-            for rank, (item, title) in enumerate(zip(mine.tolist(), titles, strict=True), 1)
-        ]
-
 
 def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> Finished:
     """Open a run's last checkpoint; the main rule unless another is named."""
@@ -134,9 +140,8 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     clients, _ = plain.simulated()
     clients.restore(kept)
     state = states[federation.name]
-    return Finished(
-        *(experiment, experiment.run_data(), clients, federation.name, federation.seed, state.round, state.parameters)
-    )
+    of_run = (experiment.run_data(), clients, federation.name, federation.seed, state.parameters)
+    return Finished(*of_run, experiment, state.round)
 
 
 # The documents of `steelyard recommend ... --format json`.
@@ -229,9 +234,9 @@ TOPS = (None, 100, 50, 10, 5)
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """A run of KGFlex as of its last checkpoint, with what its users' features say."""
+    """Users of KGFlex, with what their features say."""
 
-    finished: Finished
+    finished: Listing
     clients: KgflexClients
 
     @property
