@@ -144,31 +144,31 @@ def _of_classes(outputs: Floats, labels: NDArray[np.int64], threshold: float) ->
 # Measures of sums; NaN where the rows say nothing.
 
 
-def share(part: Floats, whole: Floats) -> Floats:
-    """Return part / whole, NaN where there is nothing to divide by."""
-    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole > 0)
+def quotient(part: Floats | float, whole: Floats, otherwise: float = math.nan) -> Floats:
+    """Return part / whole, something else (NaN) where there is nothing above 0 to divide by."""
+    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, otherwise), where=whole > 0)
 
 
 def mean_known(values: Floats) -> Floats:
     """Return the mean over the last axis of what is known; NaN where nothing is."""
     known = np.isfinite(values)
-    return share(np.where(known, values, 0.0).sum(axis=-1), known.sum(axis=-1).astype(np.float64))
+    return quotient(np.where(known, values, 0.0).sum(axis=-1), known.sum(axis=-1).astype(np.float64))
 
 
 def _recall(counts: Floats) -> Floats:
-    return share(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(axis=-1))
+    return quotient(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(axis=-1))
 
 
 def _spared(counts: Floats) -> Floats:
     """Of each class: the share of other rows that are not taken for it."""
     whole, true, taken = counts.sum(axis=(-2, -1))[..., None], counts.sum(axis=-1), counts.sum(axis=-2)
     right = np.diagonal(counts, axis1=-2, axis2=-1)
-    return share(whole - true - taken + right, whole - true)
+    return quotient(whole - true - taken + right, whole - true)
 
 
 def _f1(counts: Floats) -> Floats:
     both = counts.sum(axis=-1) + counts.sum(axis=-2)
-    return share(2 * np.diagonal(counts, axis1=-2, axis2=-1), both)
+    return quotient(2 * np.diagonal(counts, axis1=-2, axis2=-1), both)
 
 
 def _of_second(each: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
@@ -179,25 +179,25 @@ def _of_second(each: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
 def _auc(scores: Floats) -> Floats:
     others, mine = scores[..., 0, :], scores[..., 1, :]
     below = others.cumsum(axis=-1) - others / 2
-    return share((mine * below).sum(axis=-1), mine.sum(axis=-1) * others.sum(axis=-1))
+    return quotient((mine * below).sum(axis=-1), mine.sum(axis=-1) * others.sum(axis=-1))
 
 
 def _precision(scores: Floats) -> Floats:
     """Σ (Rₙ − Rₙ₋₁) Pₙ over thresholds from the highest bin down, as scikit-learn defines average precision."""
     above = scores[..., ::-1].cumsum(axis=-1)
     mine = scores[..., 1, ::-1]
-    precise = np.nan_to_num(share(above[..., 1, :], above.sum(axis=-2)))
-    return share((mine * precise).sum(axis=-1), mine.sum(axis=-1))
+    precise = np.nan_to_num(quotient(above[..., 1, :], above.sum(axis=-2)))
+    return quotient((mine * precise).sum(axis=-1), mine.sum(axis=-1))
 
 
 def _off(calibration: Floats) -> Floats:
     """Σ |rows of the class − probabilities| / rows, over bins of probability."""
     gap = np.abs(calibration[..., 1, :] - calibration[..., 2, :]).sum(axis=-1)
-    return share(gap, calibration[..., :2, :].sum(axis=(-2, -1)))
+    return quotient(gap, calibration[..., :2, :].sum(axis=(-2, -1)))
 
 
 _BY_COUNTS: Mapping[str, Callable[[Floats], Floats]] = {
-    "accuracy": lambda counts: share(np.trace(counts, axis1=-2, axis2=-1), counts.sum(axis=(-2, -1))),
+    "accuracy": lambda counts: quotient(np.trace(counts, axis1=-2, axis2=-1), counts.sum(axis=(-2, -1))),
     "balanced_accuracy": lambda counts: mean_known(_recall(counts)),
     "sensitivity": _of_second(_recall),
     "specificity": _of_second(_spared),
@@ -214,26 +214,26 @@ def figures_of(tally: Tally) -> dict[str, Floats]:
     found = {name: figure(tally.confusion) for name, figure in _BY_COUNTS.items()}
     found |= {name: mean_known(figure(tally.scores)) for name, figure in _BY_SCORES.items()}
     return found | {
-        "brier": share(tally.squares[..., 0], rows),
+        "brier": quotient(tally.squares[..., 0], rows),
         "calibration_error": mean_known(_off(tally.calibration)),
     }
 
 
 def _of_numbers(cells: Floats) -> dict[str, Floats]:
     rows, total, squares, absolute, squared, _ = np.moveaxis(cells, -1, 0)
-    around = squares - share(total**2, rows)
+    around = squares - quotient(total**2, rows)
     return {
-        "mae": share(absolute, rows),
-        "rmse": np.sqrt(share(squared, rows)),
+        "mae": quotient(absolute, rows),
+        "rmse": np.sqrt(quotient(squared, rows)),
         # Targets that are all the same leave only what rounding makes of 0.
-        "r2": 1.0 - share(squared, np.where(around > 1e-12 * squares, around, 0.0)),
+        "r2": 1.0 - quotient(squared, np.where(around > 1e-12 * squares, around, 0.0)),
     }
 
 
 def auc_bound(tally: Tally) -> Floats:
     """Return by how much bins can have moved ROC AUC: half the pairs of two classes that share a bin, of all pairs."""
     others, mine = tally.scores[..., 0, :], tally.scores[..., 1, :]
-    return mean_known(share((others * mine).sum(axis=-1) / 2, mine.sum(axis=-1) * others.sum(axis=-1)))
+    return mean_known(quotient((others * mine).sum(axis=-1) / 2, mine.sum(axis=-1) * others.sum(axis=-1)))
 
 
 # What leaves a node, and what its server believes.
@@ -305,7 +305,7 @@ def errors_of(cells: Floats) -> dict[str, float]:
         found[name] = _mean([_jackknife(figure, mine, mine, np.eye(mine.size)) for mine in tally.scores])
     off: list[float] = []
     for mine in tally.calibration:
-        means = np.nan_to_num(share(mine[2], mine[:2].sum(axis=0)))
+        means = np.nan_to_num(quotient(mine[2], mine[:2].sum(axis=0)))
         # A row takes its own probability with it; of those that are alike, their mean.
         parts = np.concatenate([np.eye(2 * STEPS), np.tile(np.diag(means), (2, 1))], axis=1)
         off.append(_jackknife(_off, mine, mine[:2], parts))

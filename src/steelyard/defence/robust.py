@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed
 from steelyard.base.settings import Kinds
+from steelyard.base.tallies import quotient
 from steelyard.messages.payloads import Floats, SingleModels
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def radius_of(lengths: Floats, quantile: float = 0.5, smooth: float = 0.0, befor
 
 def factors(lengths: Floats, radius: float) -> Floats:
     """Return min(1, r/‖u_a‖) of every client, 0 where float32 rounds it; an update of length 0 stays."""
-    found = np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0))
+    found = np.minimum(1.0, quotient(radius, lengths, 1.0))
     return np.where(found < LEAST, 0.0, found)
 
 
@@ -160,12 +161,11 @@ def geometric_median(weights: Floats, gram: Floats, steps: int, least_distance: 
 def fltrust(weights: Floats, lengths: Floats, products: Floats, root_length: float) -> Floats:
     """Return the coefficients from ‖u_a‖, ⟨u_a, u_0⟩ and ‖u_0‖; all 0, which keeps the old model, where none agrees."""
     scale = lengths * root_length
-    cosines = np.divide(products, scale, out=np.zeros_like(lengths), where=scale > 0)
-    trusted = weights * np.maximum(cosines, 0.0)
+    trusted = weights * np.maximum(quotient(products, scale, 0.0), 0.0)
     if trusted.sum() <= 0:
         return np.zeros(len(weights))
     trusted /= trusted.sum()
-    return np.divide(trusted * root_length, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return quotient(trusted * root_length, lengths, 0.0)
 
 
 # ---------------------------------------------------------------- nearest-neighbour mixing

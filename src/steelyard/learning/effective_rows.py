@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from steelyard.base.tallies import quotient
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages.algorithm import Algorithm
 
@@ -44,7 +45,7 @@ def effective_rows(
             moved, speed, total, squares = moved / scale, speed / scale, total / scale, squares / scale**2
         total = total + np.abs(moved)
         squares = squares + moved**2 / (last if (steps - age) % each_epoch == 0 else batch)
-    behind = np.divide(total**2, squares, out=np.zeros_like(total), where=squares > 0)
+    behind = quotient(total**2, squares, 0.0)
     return min(float(size), float(behind.min()))
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.base.tallies import quotient
+
 Floats = NDArray[np.float64]
 
 
@@ -35,14 +37,14 @@ def accuracy(counts: NDArray[np.int64]) -> Floats:
     """Return the share of right answers; 0 where nothing was tested."""
     right = np.trace(counts, axis1=-2, axis2=-1).astype(np.float64)
     total = counts.sum(axis=(-2, -1))
-    return np.divide(right, total, out=np.zeros_like(right), where=total > 0)
+    return quotient(right, total, 0.0)
 
 
 def f1(counts: NDArray[np.int64]) -> Floats:
     """Return F1 = 2TP / (2TP + FP + FN) of each class; 0 for a class neither tested nor predicted."""
     true = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
     both = counts.sum(axis=-1) + counts.sum(axis=-2)
-    return np.divide(2 * true, both, out=np.zeros_like(true), where=both > 0)
+    return quotient(2 * true, both, 0.0)
 
 
 def by_class(counts: NDArray[np.int64]) -> dict[str, Floats]:
@@ -54,17 +56,13 @@ def by_class(counts: NDArray[np.int64]) -> dict[str, Floats]:
     true = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
     tested, predicted = counts.sum(axis=-1), counts.sum(axis=-2)
     total = counts.sum(axis=(-2, -1))[..., None]
-
-    def share(part: Floats, whole: Floats) -> Floats:
-        return np.divide(part, whole, out=np.zeros_like(true), where=whole > 0)
-
     either = tested + predicted - true
     odds = (true + 0.5) * (total - either + 0.5) / ((tested - true + 0.5) * (predicted - true + 0.5))
     return {
-        "precision": share(true, predicted),
-        "recall": share(true, tested),
-        "accuracy": share(total - either + true, np.broadcast_to(total, true.shape)),
-        "jaccard": share(true, either),
+        "precision": quotient(true, predicted, 0.0),
+        "recall": quotient(true, tested, 0.0),
+        "accuracy": quotient(total - either + true, total, 0.0),
+        "jaccard": quotient(true, either, 0.0),
         "odds": odds,
     }
 

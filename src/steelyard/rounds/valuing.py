@@ -16,6 +16,7 @@ import torch
 from steelyard.base.errors import UserError
 from steelyard.base.measures import Z
 from steelyard.base.randomness import generator
+from steelyard.base.tallies import quotient
 from steelyard.clients.protocol import Clients, Server
 from steelyard.messages.updates import Counts, Floats, Question, RowTests
 from steelyard.rounds.plan import AGREEMENT, ContributionSettings, Measure, RoundValues
@@ -73,7 +74,7 @@ def _shares(weights: Floats, coalitions: Coalitions) -> Floats:
     """Return the rule's weights within each coalition, scaled to the sum that all have: [coalitions, clients]."""
     kept = coalitions * weights
     totals = kept.sum(axis=1, keepdims=True)
-    return np.divide(kept * weights.sum(), totals, out=np.zeros_like(kept), where=totals > 0)
+    return quotient(kept * weights.sum(), totals, 0.0)
 
 
 def _in_parts(test: Test, combine: Combine, received: torch.Tensor, weights: Floats) -> Tested:

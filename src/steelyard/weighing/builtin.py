@@ -12,6 +12,7 @@ import numpy as np
 
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
+from steelyard.base.tallies import quotient
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.criterion import CohortView, Labelled, LocalData, Needs, client_criterion, server_criterion
 from steelyard.weighing.shapley import Coalitions, Values, shapley_values
@@ -203,8 +204,7 @@ def agreement(view: CohortView) -> Floats:
     if count < 2:
         return np.ones(count)
     norms = np.sqrt(np.diag(gram))
-    scale = np.outer(norms, norms)
-    cosines = np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)
+    cosines = quotient(gram, np.outer(norms, norms), 0.0)
     np.fill_diagonal(cosines, 0.0)
     return np.maximum(cosines.sum(axis=1) / (count - 1), 0.0)
 
@@ -270,7 +270,7 @@ def coalition_weights(view: CohortView, coalitions: Coalitions) -> Floats:
     # Where only clients without samples are in it, they count alike.
     kept = np.where(kept.any(axis=1, keepdims=True), kept, coalitions)
     totals = kept.sum(axis=1, keepdims=True)
-    return np.divide(kept, totals, out=np.zeros(kept.shape), where=totals > 0)
+    return quotient(kept, totals, 0.0)
 
 
 # ---------------------------------------------------------------- track record
@@ -323,7 +323,7 @@ def cosines_with_others(gram: Floats) -> Floats:
     """Return the cosine of each update with the sum of the others, none of them longer than the median length."""
     sizes = np.sqrt(np.maximum(np.diag(gram), 0.0))
     middle = float(np.median(sizes)) if len(sizes) else 0.0
-    cut = np.minimum(1.0, np.divide(middle, sizes, out=np.ones_like(sizes), where=sizes > 0))
+    cut = np.minimum(1.0, quotient(middle, sizes, 1.0))
     return cosines_with_sum(gram * np.outer(cut, cut))
 
 
@@ -348,8 +348,7 @@ def cosines_with_others(gram: Floats) -> Floats:
 def root_direction(view: CohortView) -> Floats:
     """max(0, cos(Θ_a − Θ, u_0)); 0 for an update of length 0, and for all where the server has nothing to learn."""
     products, length = view.root
-    scale = view.divergence * length
-    return np.clip(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0), 0.0, 1.0)
+    return np.clip(quotient(products, view.divergence * length, 0.0), 0.0, 1.0)
 
 
 # ---------------------------------------------------------------- kernel divergence

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainSerializer
 from steelyard.base.documents import first_line
 from steelyard.base.errors import UserError, brief, listed, nearest
 from steelyard.base.settings import Section, defaults_of, fields_given, validated
+from steelyard.base.tallies import quotient
 from steelyard.base.usercode import POLICIES, Registry
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
@@ -120,7 +121,7 @@ def cosines(gram: Floats, weights: Floats) -> Floats:
     """Return cos(Δ_a, Σ w_b Δ_b) of every client from the inner products of the updates; 0 where one has no length."""
     along = gram @ weights
     lengths = np.sqrt(np.maximum(np.diag(gram), 0.0) * max(float(weights @ along), 0.0))
-    return np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
+    return quotient(along, lengths, 0.0)
 
 
 # ---------------------------------------------------------------- [weighing.policy]

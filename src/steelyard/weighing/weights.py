@@ -11,6 +11,7 @@ from pydantic import Field
 
 from steelyard.base.errors import UserError
 from steelyard.base.settings import Section
+from steelyard.base.tallies import quotient
 from steelyard.messages.updates import Floats
 
 Normalising = Literal["share", "max", "rank"]
@@ -49,9 +50,9 @@ def normalise(raw: Floats, how: Normalising = "share") -> tuple[Floats, Floats]:
     totals = raw.sum(axis=0)
     zero = totals == 0
     if how == "share":
-        return np.divide(raw, totals, out=np.full(raw.shape, 1.0 / max(len(raw), 1)), where=~zero), zero
+        return quotient(raw, totals, 1.0 / max(len(raw), 1)), zero
     if how == "max":
-        return np.divide(raw, raw.max(axis=0, initial=0.0), out=np.ones(raw.shape), where=~zero), zero
+        return quotient(raw, raw.max(axis=0, initial=0.0), 1.0), zero
     return np.where(zero, 1.0, _ranks(raw)), zero
 
 
@@ -73,9 +74,8 @@ def to_weights(scores: Floats) -> tuple[Floats, bool]:
     own shares and the rule "DS alone" is FedAvg to the last bit.
     """
     totals = scores.sum(axis=-1, keepdims=True)
-    empty = totals <= 0
-    share = np.divide(scores, totals, out=np.full(scores.shape, 1.0 / max(scores.shape[-1], 1)), where=~empty)
-    return np.where(np.abs(totals - 1.0) <= ROUNDING, scores, share), bool(empty.any())
+    share = quotient(scores, totals, 1.0 / max(scores.shape[-1], 1))
+    return np.where(np.abs(totals - 1.0) <= ROUNDING, scores, share), bool((totals <= 0).any())
 
 
 def cap_of(clients: int, max_weight: float | None = None, max_shares: float | None = None) -> float:

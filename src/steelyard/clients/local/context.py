@@ -229,8 +229,9 @@ class SimulationContext:
         most = dataset.features.flatten(1).amax(1).argmax() if dataset.features.dtype == torch.int64 else 0
         return (torch.arange(2, device=dataset.device) + most) % len(dataset.labels)
 
-    def loss(self, state: LossState) -> LossState:
-        """Return the loss with "auto" resolved for this data and model."""
+    def loss(self, state: LossState | None = None) -> LossState:
+        """Return a loss, or the one of [training], with "auto" resolved for this data and model."""
+        state = state or LossState()
         if state.name == "auto" and self.training.loss != "auto":
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
         classes, dataset = self.setup.classes, self._first_dataset()

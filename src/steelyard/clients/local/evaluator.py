@@ -173,7 +173,7 @@ def evaluations(
         if dataset.task == "survival":
             means = _cox(predictions, labels, tests)
     else:
-        metrics = _regression(predictions, labels, tests.index, tests.sizes)
+        metrics = _regression(predictions, labels, tests)
         scores = -np.sqrt(tests.sums((predictions - labels).square().to(torch.float64).cpu().numpy()) / tests.sizes)
     return Evaluations(
         federation=question.federation,
@@ -224,11 +224,9 @@ def tallies_of(
     return np.array([tallied(mine, labels, sites, len(sizes), measure.threshold) for mine in given])
 
 
-def _regression(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints) -> dict[str, Floats]:
+def _regression(predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows) -> dict[str, Floats]:
     """Return mape, mae, rmse and the standard error of the score of the first candidate on every client."""
-    tested = torch.from_numpy(index).to(predictions.device)
-    counts = sizes.tolist()
-    parts = list(zip(predictions[0][tested].split(counts), labels[tested].split(counts), strict=True))
+    parts = [(mine[0], true) for mine, true in _parts(predictions, labels, tests)]
     each = [evaluation.errors(mine, true) for mine, true in parts]
     found = {name: np.array([float(found[name]) for found in each]) for name in ("mape", "mae", "rmse")}
     return found | {ERROR: np.array([evaluation.rmse_error(mine, true) for mine, true in parts])}

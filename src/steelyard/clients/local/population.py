@@ -90,7 +90,7 @@ class DevicePopulation:
         self.names: tuple[str, ...] = tuple(rows.client for rows in ordered)
         self.position = {name: index for index, name in enumerate(self.names)}
         self.sizes: Ints = np.array([len(rows.train) for rows in ordered], dtype=np.int64)
-        self.begins: Ints = np.concatenate([[0], np.cumsum(self.sizes)])[:-1].astype(np.int64)
+        self.begins: Ints = np.cumsum(self.sizes) - self.sizes
         flat = np.concatenate([rows.train for rows in ordered]) if ordered else np.zeros(0, np.int64)
         self.rows = torch.from_numpy(flat.astype(np.int64)).to(dataset.device)
         self.own_labels = _labels(source, ordered, flat)
@@ -215,8 +215,7 @@ class TestRows:
         """Sum values[..., unique rows] over each client's test samples: [..., clients]."""
         if not len(self.sizes):
             return np.zeros((*values.shape[:-1], 0))
-        begins = np.concatenate([[0], np.cumsum(self.sizes)])[:-1]
-        return np.add.reduceat(values[..., self.index], begins, axis=-1)
+        return np.add.reduceat(values[..., self.index], np.cumsum(self.sizes) - self.sizes, axis=-1)
 
 
 def _labels(source: Population, ordered: Sequence[ClientRows], flat: Ints) -> torch.Tensor:

@@ -21,7 +21,7 @@ from steelyard.learning import evaluation, losses
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
 from steelyard.messages.payloads import ServerTest
-from steelyard.messages.updates import Counts, Floats, LossState, RowTests
+from steelyard.messages.updates import Counts, Floats, RowTests
 
 
 class SimulationServer(Server):
@@ -91,7 +91,7 @@ class SimulationServer(Server):
     def _slopes(self, seeds: Sequence[int], models: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         context = self.clients.context
         datasets = [self._population(seed).dataset for seed in seeds]
-        setup, each = context.setup, losses.per_sample(context.loss(LossState(context.training.loss)))
+        setup, each = context.setup, losses.per_sample(context.loss())
         module = copy.deepcopy(setup.module).to(context.device).eval()
         features = torch.stack([dataset.gather(mine) for dataset, mine in zip(datasets, rows, strict=True)])
         labels = torch.stack([dataset.labels[mine] for dataset, mine in zip(datasets, rows, strict=True)])
@@ -117,7 +117,7 @@ class SimulationServer(Server):
                 dataset.labels[rows],
                 orders(seed, round, ["server"], len(rows), training)[0],
                 training,
-                context.loss(LossState(training.loss)),
+                context.loss(),
                 chance_of(seed, round, "server"),
                 chance_of(seed, round, "server"),
                 augment=dataset.augment,
@@ -169,7 +169,7 @@ class SimulationServer(Server):
         context = self.clients.context
         dataset = self._population(seed).dataset
         rows = _on_device(held, context.device)
-        loss = context.loss(LossState(context.training.loss))
+        loss = context.loss()
         return dataset.labels[rows], *context.evaluator.test(models.to(context.device), dataset, rows, loss)
 
 

@@ -16,7 +16,15 @@ from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.engines.engine import Trainer
 from steelyard.clients.local.evaluator import evaluations, measured
 from steelyard.clients.local.hardware import peak_memory
-from steelyard.clients.local.outgoing import Facts, Measured, OfAlgorithm, OfBehaviour, OfVectors, Trained
+from steelyard.clients.local.outgoing import (
+    TESTED_TOGETHER,
+    Facts,
+    Measured,
+    OfAlgorithm,
+    OfBehaviour,
+    OfVectors,
+    Trained,
+)
 from steelyard.clients.local.population import DevicePopulation
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.clients.protocol import Clients, Step, in_order
@@ -27,7 +35,7 @@ from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
-from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, Question, Task, Updates
+from steelyard.messages.updates import Evaluations, Failure, Floats, Question, Task, Updates
 from steelyard.weighing.criterion import Criterion
 
 
@@ -72,7 +80,7 @@ class Simulation(Clients):
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse a model, a loss or an engine that does not go with the data, and algorithms that the model lacks."""
-        self.context.loss(LossState(self.context.training.loss))
+        self.context.loss()
         self.context.too_few(1)  # refuses batch norm with batches of one
         _ = self.context.engine
         self.context.check_parts(algorithms)
@@ -207,10 +215,6 @@ class Simulation(Clients):
 # Tests of models on the clients' rows: of the common model, or of each client's own.
 
 
-TESTED_TOGETHER = 64
-"""Clients whose own models lie in memory at once while they are tested."""
-
-
 Tune = Callable[[Question], torch.Tensor | None]
 """From a question to the models that clients have trained on before they test them; None where they do not."""
 
@@ -233,7 +237,7 @@ class ClientTests:
             # Questions of one seed concern the same samples: all their models are tested on them in one go.
             indices = [index for index in common if questions[index].seed == seed]
             population = self.context.population(seed)
-            loss = self.context.loss(LossState(self.context.training.loss))
+            loss = self.context.loss()
             models = torch.cat([questions[index].models.to(self.context.device) for index in indices])
             predictions, losses = self.context.evaluator.test(models, population.dataset, population.tests.unique, loss)
             counts = [len(questions[index].models) for index in indices]
@@ -266,7 +270,7 @@ class ClientTests:
         models = torch.stack([question.models[0] for question in questions]).to(self.context.device)
         held = [backdoor.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
         rows, where = np.unique(np.concatenate([np.zeros(0, np.int64), *held]), return_inverse=True)
-        loss = self.context.loss(LossState(self.context.training.loss))
+        loss = self.context.loss()
         found, _ = self.context.evaluator.test(
             models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss
         )
@@ -285,7 +289,7 @@ class ClientTests:
         `tuned` [candidates · clients, parameters] are the models where clients have trained them on before the test.
         """
         tests, dataset = population.tests.apart, population.dataset
-        loss = self.context.loss(LossState(self.context.training.loss))
+        loss = self.context.loss()
         rows = tests.unique.split(tests.sizes.tolist())
         count = len(rows)
         predictions = torch.zeros((len(question.models), len(tests.unique)), device=self.context.device)

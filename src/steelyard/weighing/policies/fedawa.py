@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field, PositiveFloat
 
+from steelyard.base.tallies import quotient
 from steelyard.messages.updates import Floats
 from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.criterion import Needs
@@ -53,7 +54,7 @@ def _apart(view: CohortView) -> Floats:
     """Return −cos(Θ, θᵢ) of every client; the 1 before it changes no slope along shares that sum to 1."""
     start, along = view.along_start
     lengths = np.sqrt(np.maximum(start + 2 * along + np.diag(view.gram), 0.0) * start)
-    return -np.divide(start + along, lengths, out=np.zeros_like(along), where=lengths > 0)
+    return -quotient(start + along, lengths, 0.0)
 
 
 def _spread_slopes(gram: Floats, shares: Floats) -> Floats:
@@ -62,5 +63,5 @@ def _spread_slopes(gram: Floats, shares: Floats) -> Floats:
     squares = np.diag(gram) - 2 * to_mean + shares @ to_mean
     distances = np.sqrt(np.maximum(squares, 0.0))
     # ∂‖Δᵢ − m‖/∂pⱼ = −⟨Δⱼ, Δᵢ − m⟩/‖Δᵢ − m‖; an update that is the mean itself has no slope.
-    per = np.divide(shares, distances, out=np.zeros_like(shares), where=distances > 0)
+    per = quotient(shares, distances, 0.0)
     return distances - (gram @ per - to_mean * per.sum())

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from steelyard.base.tallies import quotient
 from steelyard.messages.updates import Floats
 from steelyard.weighing.cohort import CohortView, Memory
 from steelyard.weighing.criterion import Needs
@@ -71,7 +72,7 @@ def _without(gram: Floats, weights: Floats) -> Floats:
     along = whole - weights * own
     squares = weights @ whole - 2 * weights * whole + weights**2 * own
     lengths = np.sqrt(np.maximum(own, 0.0) * np.maximum(squares, 0.0))
-    return np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
+    return quotient(along, lengths, 0.0)
 
 
 def _shares(values: Floats) -> Floats:

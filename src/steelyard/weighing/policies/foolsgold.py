@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from steelyard.base.tallies import quotient
 from steelyard.messages.updates import Floats
 from steelyard.weighing.cohort import CohortView
 from steelyard.weighing.criterion import Needs
@@ -43,7 +44,7 @@ class FoolsGold(Policy):
 def unlike(histories: Floats) -> Floats:
     """Return α of every client from H [clients, parameters]; all 0 where all point the same way."""
     lengths = np.linalg.norm(histories, axis=1, keepdims=True)
-    units = np.divide(histories, lengths, out=np.zeros_like(histories), where=lengths > 0)
+    units = quotient(histories, lengths, 0.0)
     alike = units @ units.T
     np.fill_diagonal(alike, 0.0)
     most = alike.max(axis=1)

@@ -7,13 +7,15 @@ channels last; bias and ReLU come after the pooling, where a quarter of the numb
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from itertools import product
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.polynomial.polynomial import polyfromroots
+from numpy.typing import NDArray
 from torch.nn import functional
 
 aten = torch.ops.aten
@@ -132,7 +134,7 @@ class Scratch:
 
 TILE = 4
 """Outputs of a tile in each direction: two pools."""
-POINTS = (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2))
+POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 """Where polynomials are evaluated, besides at infinity; small numbers keep the sums well behaved."""
 KERNELS = (3, 5)
 
@@ -269,33 +271,19 @@ class Moves:
 @cache
 def transforms(kernel: int) -> Moves:
     """Return the maps of F(4, kernel), exact until they are rounded to float32."""
-    side = kernel + TILE - 1
-    inputs = [list(column) for column in zip(*_inverse(_values(side, side)), strict=True)]
-    outputs = [list(column) for column in zip(*_values(side, TILE), strict=True)]
-    return Moves(*(_both(rows) for rows in (inputs, _values(side, kernel), outputs)))
+    points = POINTS[: kernel + TILE - 2]
+    maps = (_interpolating(points), _evaluating(points, kernel), _evaluating(points, TILE).T)
+    return Moves(*(torch.from_numpy(np.kron(rows, rows)).float() for rows in maps))
 
 
-def _values(points: int, length: int) -> list[list[Fraction]]:
-    """The matrix that evaluates a polynomial of `length` coefficients at `points` points, the last one infinity."""
-    finite = [[Fraction(point) ** power for power in range(length)] for point in POINTS[: points - 1]]
-    return [*finite, [Fraction(int(power == length - 1)) for power in range(length)]]
+def _evaluating(points: tuple[float, ...], length: int) -> NDArray[np.floating[Any]]:
+    """Return the matrix that evaluates a polynomial of so many coefficients at the points, and at infinity."""
+    return np.vstack([np.vander(points, length, increasing=True), np.eye(length)[-1]])
 
 
-def _inverse(rows: list[list[Fraction]]) -> list[list[Fraction]]:
-    """Gauss and Jordan, in fractions."""
-    size = len(rows)
-    work = [[*row, *(Fraction(int(column == number)) for column in range(size))] for number, row in enumerate(rows)]
-    for column in range(size):
-        pivot = next(number for number in range(column, size) if work[number][column])
-        work[column], work[pivot] = work[pivot], work[column]
-        work[column] = [value / work[column][column] for value in work[column]]
-        for number in range(size):
-            if number != column:
-                factor = work[number][column]
-                work[number] = [a - factor * b for a, b in zip(work[number], work[column], strict=True)]
-    return [row[size:] for row in work]
-
-
-def _both(rows: list[list[Fraction]]) -> torch.Tensor:
-    single = torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
-    return torch.kron(single, single).float()
+def _interpolating(points: tuple[float, ...]) -> NDArray[np.floating[Any]]:
+    """Return a row of coefficients for each point: of the polynomial that is 1 there and 0 at all others."""
+    others = [[*points[:place], *points[place + 1 :]] for place in range(len(points))]
+    steps = [prod(point - other for other in rest) for point, rest in zip(points, others, strict=True)]
+    finite = np.array([polyfromroots(rest) for rest in others]) / np.array(steps)[:, None]
+    return np.vstack([np.pad(finite, ((0, 0), (0, 1))), polyfromroots(points)]) + 0.0  # no −0

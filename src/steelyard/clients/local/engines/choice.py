@@ -152,13 +152,9 @@ def of_code(code: type | Callable[..., Any]) -> str:
         module = inspect.getmodule(code)
         text = inspect.getsource(code if module is None or module.__name__ == "__main__" else module)
     except (OSError, TypeError):
-        functions = [value for value in vars(code).values() if hasattr(value, "__code__")] if _has_vars(code) else []
+        functions = [value for value in getattr(code, "__dict__", {}).values() if hasattr(value, "__code__")]
         text = repr([_compiled(value) for value in (code, *functions)])
     return hashlib.blake2b(f"{_kind(code)} {text}".encode(), digest_size=12).hexdigest()
-
-
-def _has_vars(code: object) -> bool:
-    return hasattr(code, "__dict__")
 
 
 def _compiled(function: object) -> tuple[str, str]:
