@@ -667,8 +667,10 @@ def test_cells_are_read_as_the_columns_say_they_are_meant(tmp_path: Path) -> Non
     # age, crp (its two empty cells filled with the mean of 5 and 140), whether crp is beyond its limit
     assert data.features.tolist() == [[40, 5, 1], [60, 5, 0], [70, 5, 0]]
     assert data.labels.tolist() == [1, 0, 1]
-    notes = ["'crp' is beyond a limit of detection in 1 rows", "'crp' is outside 0 to 1000 in 2 rows"]
-    notes += ["1 rows without a label left out", "1 rows left out that are there before"]
+    turned = read(tmp_path, SITES, columns=columns, unlabelled="drop", duplicates="drop", positive="no")
+    assert (turned.labels.tolist(), turned.described.target.names) == ([0, 1, 0], ["yes", "no"])
+    notes = ["'crp' is beyond a limit of detection in 1 row", "'crp' is outside 0 to 1000 in 2 rows"]
+    notes += ["1 row without a label left out", "1 row left out, there before"]
     assert [note for note in notes if not any(note in line for line in data.notes)] == []
 
 

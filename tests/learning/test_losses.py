@@ -21,6 +21,7 @@ from steelyard.learning.evaluation import (
     confusion,
     errors,
     f1,
+    integrated_brier,
     label_f1,
     predictions,
 )
@@ -274,6 +275,36 @@ def test_the_c_index_by_hand() -> None:
     assert concordance(risks, times).tolist() == [1.0, 0.5, 0.5, 0.0]
     # Nobody's event is known to have come first.
     assert concordance(risks[:, :2], torch.tensor([-1.0, -2.0])).tolist() == [0.5, 0.5, 0.5, 0.5]
+
+
+def test_the_integrated_brier_score_is_that_of_its_definition() -> None:
+    # scikit-survival's brier_score and integrated_brier_score, term by term, on these rows as training rows too.
+    times, chance = TIMES.tolist(), torch.Generator().manual_seed(3)
+    when, came = [abs(time) for time in times], [time > 0 for time in times]
+
+    def kept(moment: float, lost: bool, hazard: list[float]) -> float:
+        survived = 1.0
+        for step in sorted({w for w, c in zip(when, came, strict=True) if w <= moment and c != lost}):
+            here = [n for n, w in enumerate(when) if w >= step and not (lost and w == step and came[n])]
+            gone = sum(w == step and c != lost for w, c in zip(when, came, strict=True))
+            rate = gone / sum(hazard[n] for n in here)
+            survived *= 1 - rate if lost else math.exp(-rate)
+        return survived
+
+    for risks in (RISKS, torch.randn(len(times), generator=chance)):
+        hazard, one = risks.double().exp().tolist(), [1.0] * len(times)
+        grid = sorted({w for w, c in zip(when, came, strict=True) if c and w < max(when)})
+        scores: list[float] = []
+        for moment in grid:
+            alive = [kept(moment, False, hazard) ** each for each in hazard]
+            terms = [
+                (s**2 / kept(w, True, one) if c else 0.0) if w <= moment else (1 - s) ** 2 / kept(moment, True, one)
+                for s, w, c in zip(alive, when, came, strict=True)
+            ]
+            scores.append(sum(terms) / len(terms))
+        area = sum((b - a) * (x + y) / 2 for a, b, x, y in zip(grid, grid[1:], scores, scores[1:], strict=False))
+        assert float(integrated_brier(risks, TIMES)) == pytest.approx(area / (grid[-1] - grid[0]))
+    assert math.isnan(float(integrated_brier(torch.zeros(2), torch.tensor([-1.0, -2.0]))))
 
 
 def test_dice_of_masks_by_hand() -> None:

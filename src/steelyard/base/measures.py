@@ -109,6 +109,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
         "micro_f1": Measure("micro F1", low=0.0, high=1.0),
         "dice": Measure("mean Dice", low=0.0, high=1.0),
         "c_index": Measure("C-index", low=0.0, high=1.0),
+        "integrated_brier": Measure("integrated Brier score", less_is_better=True, low=0.0),
         "mape": Measure("MAPE", less_is_better=True, low=0.0, percent=True),
         "mae": Measure("MAE", less_is_better=True, low=0.0),
         "rmse": Measure("RMSE", less_is_better=True, low=0.0),

@@ -250,7 +250,7 @@ def _labels(table: Table, settings: Csv, kept: NDArray[np.int64]) -> tuple[NDArr
         refuse(kept[found < 0], f"allowed by data.agreed: {listed(known)}")
         return found, [], known
     where = f"{table.path}: column '{settings.labels}' (data.labels)"
-    return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
+    return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'", settings.positive)
 
 
 def times_of(
@@ -291,8 +291,10 @@ def _held_out(table: Table, column: str, values: Sequence[str], kept: NDArray[np
     return np.isin(cells, named)
 
 
-def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str], list[str]]:
-    """Number the labels that there are in ascending order, numbers before words."""
+def _class_numbers(
+    cells: Any, where: str, title: str, positive: object
+) -> tuple[NDArray[np.int64], list[str], list[str]]:
+    """Number the labels that there are in ascending order, numbers before words; of two the positive one is last."""
     # For speed of start: much of the package reads no tables.
     import pandas
 
@@ -301,6 +303,15 @@ def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64
     if len(set(texts)) < 2:
         raise UserError(f"{where} holds '{texts[0][:40]}' in every row; expected two classes or more, or data.classes")
     of_text, levels = numbered(texts)
+    if positive is not None:
+        name = plain(str(positive))
+        if name not in levels or len(levels) != 2:
+            raise UserError(
+                f"data.positive: got '{name}'{nearest(name, levels)}, and {where} holds "
+                f"{first_names(levels, MOST_SHOWN)}; allowed: one of two classes"
+            )
+        if name == levels[0]:
+            of_text, levels = 1 - of_text, levels[::-1]
     return of_text[codes], numbering(title, levels), levels
 
 

@@ -22,6 +22,7 @@ from steelyard.data.cells import LARGEST, in_order, number_of, parse_numbers
 from steelyard.data.columns import survival_line, survival_pair, table_dataset
 from steelyard.data.dataset import Dataset, owner_names
 from steelyard.data.mending import mended
+from steelyard.data.profile import counts_rows
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table
 from steelyard.data.sources.source import BY_FILE, COMPLETE, TaskKind, is_pattern
@@ -110,7 +111,6 @@ LABELS = ("target", "label", "class", "y", "outcome", "diagnosis")
 OWNERS = re.compile(
     r"hospital|clinic|site|cent(er|re)|user|client|owner|device|patient|person|writer|bank|store|subject"
 )
-_NUMBERING = re.compile(r"(^|[_ -])(id|key|index|nr|no|number|uuid|guid)$|[a-z]Id$|[a-z]ID$|^Unnamed")
 MOST_CLASSES = 20
 """Whole numbers with more different values than this are a number to predict, not classes."""
 _MOST_LEVELS = 100
@@ -277,7 +277,7 @@ def _column(cells: Any, name: str) -> Column:
     bad = there & ~(np.abs(numbers) < LARGEST)
     infinite = bad & ~np.isnan(numbers)
     if not bad.any():
-        return Column(name, "numbers the rows" if _numbers_rows(numbers, name) else "number", empty, levels)
+        return Column(name, "numbers the rows" if counts_rows(numbers, name) else "number", empty, levels)
     words = sorted({str(cell).strip() for cell in cells[bad].tolist()})
     if infinite.any() and len(words) > _MOST_WORDS:
         return Column(name, "numbers too large to count with", empty, levels)
@@ -289,14 +289,6 @@ def _column(cells: Any, name: str) -> Column:
     if levels > _MOST_LEVELS or (levels > MOST_CLASSES and 2 * levels > int(there.sum())):
         return Column(name, f"text with {levels:,} different values", empty, levels)
     return Column(name, "category", empty, levels)
-
-
-def _numbers_rows(numbers: Any, name: str) -> bool:
-    """Whether a column only counts the rows, or is an identifier by its name, a different one in each row."""
-    if len(numbers) < 10 or np.isnan(numbers).any() or len(np.unique(numbers)) < len(numbers):
-        return False
-    steps = np.diff(numbers)
-    return bool((steps == 1).all()) or bool(_NUMBERING.search(name) and (numbers == np.floor(numbers)).all())
 
 
 def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.base.errors import UserError, first_names, nearest
+from steelyard.base.errors import UserError, counted, first_names, nearest
 from steelyard.data.cells import emptied, number_of, parse_numbers, plain
 from steelyard.data.profile import repeats, row_marks
 from steelyard.data.tables import Table
@@ -41,7 +41,7 @@ def mended(table: Table, columns: Mapping[str, ColumnSettings], owner: str | Non
         if column.limits:
             cells, beyond = _limits(cells)
             frame = frame.assign(**{BEYOND.format(name): beyond.astype(np.float64)})
-            notes.append(f"{table.path.name}: '{name}' is beyond a limit of detection in {int(beyond.sum()):,} rows")
+            notes.append(f"{table.path.name}: '{name}' is beyond a limit of detection in {_rows(beyond)}")
         if column.synonyms:
             cells = _spelled(cells, column)
         if column.factor != 1 or column.offset != 0:
@@ -50,10 +50,14 @@ def mended(table: Table, columns: Mapping[str, ColumnSettings], owner: str | Non
             low, high = column.range
             numbers = parse_numbers(cells)
             outside = (numbers < low) | (numbers > high)
-            notes.append(f"{table.path.name}: '{name}' is outside {low:g} to {high:g} in {int(outside.sum()):,} rows")
+            notes.append(f"{table.path.name}: '{name}' is outside {low:g} to {high:g} in {_rows(outside)}")
             cells = cells.mask(outside)
         frame = frame.assign(**{name: cells})
     return replace(table, frame=frame, notes=tuple(notes)) if columns else table
+
+
+def _rows(rows: NDArray[np.bool_]) -> str:
+    return counted(int(rows.sum()), "row")
 
 
 def _limits(cells: Any) -> tuple[Any, NDArray[np.bool_]]:
@@ -103,10 +107,10 @@ def left_out(table: Table, settings: Csv, inputs: Sequence[str]) -> tuple[NDArra
             left |= parse_numbers(labels) <= 0
         if left.all():
             raise UserError(f"{table.path}: no row has a label in '{settings.labels}'; expected some")
-        notes += [f"{table.path.name}: {int(left.sum()):,} rows without a label left out"] if left.any() else []
+        notes += [f"{table.path.name}: {_rows(left)} without a label left out"] if left.any() else []
     if settings.duplicates == "drop":
         columns = [table.frame[name] for name in (*inputs, settings.labels, *filter(None, [settings.event]))]
         copies = ~left & repeats(row_marks(columns))
         left |= copies
-        notes += [f"{table.path.name}: {int(copies.sum()):,} rows left out that are there before"]
+        notes += [f"{table.path.name}: {_rows(copies)} left out, there before"]
     return left, notes

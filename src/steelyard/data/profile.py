@@ -6,6 +6,7 @@ pandas is imported inside functions, for speed of start.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -279,7 +280,19 @@ def _saved(bins: Ints, labels: Ints) -> float:
     return 1.0 - (len(bins) - int(table.max(axis=1).sum())) / wrong
 
 
-# Rows that are there twice.
+# Rows that are counted, and rows that are there twice.
+
+
+_NUMBERING = re.compile(r"(^|[_ -])(id|key|index|nr|no|number|uuid|guid)$|[a-z]Id$|[a-z]ID$|^Unnamed")
+
+
+def counts_rows(numbers: Floats, name: str) -> bool:
+    """Whether a column only counts the rows, or is an identifier by its name: another whole number in each row."""
+    for some in (numbers[:1000], numbers):
+        if len(some) < 10 or bool((some != np.floor(some)).any()) or len(np.unique(some)) < len(some):
+            return False
+    steps = np.diff(np.sort(numbers))
+    return bool((steps == steps[0]).all()) or bool(_NUMBERING.search(name))
 
 
 def row_marks(columns: Sequence[Any]) -> NDArray[np.uint64]:

@@ -21,6 +21,7 @@ from steelyard.data.profile import (
     ColumnProfile,
     SiteProfile,
     by_chance,
+    counts_rows,
     edges_of,
     profile_column,
     profile_labels,
@@ -198,8 +199,8 @@ class _Sites:
         rows = [order[cuts[number] : cuts[number + 1]] for number in range(len(found_names))]
         return cls(table, data, inputs, [plain(str(name)) for name in found_names], rows, left)
 
-    def profiles(self) -> tuple[list[SiteProfile], NDArray[np.bool_]]:
-        """Return the profiles of the largest sites, and which rows have an empty input.
+    def profiles(self) -> tuple[list[SiteProfile], NDArray[np.bool_], list[str]]:
+        """Return the profiles of the largest sites, which rows have an empty input, and inputs that count the rows.
 
         A column is done after the other, so that no second table lies in memory.
         """
@@ -208,7 +209,7 @@ class _Sites:
         chosen = [number for number in sorted(largest) if len(self.rows[number])]
         targets, empty = self._targets(), np.zeros(len(frame), dtype=np.bool_)
 
-        def of_column(name: str) -> tuple[list[ColumnProfile], NDArray[np.bool_]]:
+        def of_column(name: str) -> tuple[list[ColumnProfile], NDArray[np.bool_], bool]:
             cells: Any = emptied(frame[name], [plain(code) for code in data.na_values.get(name, ())])
             if data.is_category(name):
                 cells, numbers = cells.astype(object), np.full(len(cells), np.nan)
@@ -220,13 +221,15 @@ class _Sites:
                 own = numbers[at]
                 of_site = None if targets is None else targets[at]
                 profiled.append(profile_column(own if numeric else cells.iloc[at], own, edges, of_site))
-            return profiled, np.zeros(len(cells), np.bool_) if numeric else cells.isna().to_numpy()
+            counting = counts_rows(numbers, name) or all(counts_rows(numbers[self.rows[at]], name) for at in chosen)
+            return profiled, np.zeros(len(cells), np.bool_) if numeric else cells.isna().to_numpy(), counting
 
-        columns = dict[str, list[ColumnProfile]]()
+        columns, counters = dict[str, list[ColumnProfile]](), list[str]()
         with ThreadPoolExecutor(2) as pool:
-            for name, (profiled, absent) in zip(self.inputs, pool.map(of_column, self.inputs), strict=True):
+            for name, (profiled, absent, counting) in zip(self.inputs, pool.map(of_column, self.inputs), strict=True):
                 # In this thread alone, for two that write into one array lose what the other writes.
                 columns[name], empty = profiled, empty | absent
+                counters += [name] * counting
         labels = frame[data.labels]
         if (above := data.positive_above) is not None:
             words = {True: f"above {above:g}", False: f"up to {above:g}"}
@@ -241,7 +244,7 @@ class _Sites:
             )
             for place, number in enumerate(chosen)
         ]
-        return profiles, empty
+        return profiles, empty, counters
 
     def _targets(self) -> NDArray[Any] | None:
         """Return what leaking columns are held against: classes by number, or the number to predict."""
@@ -269,7 +272,7 @@ def check_table(
 ) -> DataCheck:
     """Look at a table that was read; `population`: how its rows are shared out, where that is known."""
     sites = _Sites.of(table, data)
-    profiles, empty = sites.profiles()
+    profiles, empty, counters = sites.profiles()
     left = sites.left | empty if data.missing == "drop" else sites.left
     marks, chance = sites.marks()
     rows_of = dict(zip(sites.names, sites.rows, strict=True))
@@ -278,6 +281,9 @@ def check_table(
     ]
     findings = compared(profiles, task=data.task) if profiles else []
     findings += _of_roles(sites, left)
+    for name in counters:
+        sentence = f"column '{name}' is another whole number in each row: it counts or names them"
+        findings.append(found("counts-rows", sentence, column=name, mend="data.ignore"))
     try:
         shared, row_of = (population, np.arange(len(left))) if population else _shared_out(experiment, sites, left)
         findings += _of_parts(experiment, shared, row_of, marks, chance)

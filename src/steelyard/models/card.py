@@ -80,7 +80,11 @@ def _input_and_output(prepared: Preparation | None) -> Sequence[str]:
             "Each site scales numbers by its own training rows: a site that trained by those (`--site NAME`), a new "
             "site by its new rows, so give it many rows at once."
         )
-    return [*found, f"It gives {_TASKS[prepared.target.task]}{_names(prepared.target.names)}."]
+    target = prepared.target
+    positive = (
+        f" The positive class is {target.names[1]}." if target.task == "classes" and len(target.names) == 2 else ""
+    )
+    return [*found, f"It gives {_TASKS[target.task]}{_names(target.names)}.{positive}"]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -338,7 +338,19 @@ class FigureOfMerit:
 COUNT, INDEX = Measure("count"), Measure("index", low=0.0, high=1.0)
 SHARE = Measure("share", low=0.0, high=1.0, percent=True)
 SERVER = (
-    *("accuracy", "macro_f1", "mape", "micro_f1", "c_index", "dice", "mae", "rmse", "r2", "balanced_accuracy"),
+    *(
+        "accuracy",
+        "macro_f1",
+        "mape",
+        "micro_f1",
+        "c_index",
+        "integrated_brier",
+        "dice",
+        "mae",
+        "rmse",
+        "r2",
+        "balanced_accuracy",
+    ),
     *("sensitivity", "specificity", "f1_score", "roc_auc", "average_precision", "brier", "calibration_error"),
 )
 """What the server's tests of a model may find, as `measures.MEASURES` names it."""

@@ -197,7 +197,8 @@ class RoundSettings(Section):
     """The measure that leads: clients are scored by it and rules compared by it, and all others are recorded beside it;
     not given: accuracy, minus RMSE, or what else the task's own is, and no others."""
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """With a measure: above this probability the second of two classes is predicted."""
+    """With a measure: above this probability the positive one of two classes is predicted: the second one, or a table's
+    `data.positive`."""
     last: int = Field(default=5, ge=1)
     """Verdicts also look at the mean of the last so many evaluated rounds, which chance moves less than one round."""
     stop_at_target: bool = False

@@ -241,12 +241,14 @@ def _parts(predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows) -> 
 def _further(
     task: FurtherTask, predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Return the score of each model on each client, and of the first candidate its standard error."""
+    """Return the score of each model on each client, and of the first one its further figures and standard error."""
     parts = _parts(predictions, labels, tests)
-    scores = [next(iter(evaluation.FIGURES[task](mine, true).values())) for mine, true in parts]
-    found = np.array([evaluation.ERRORS[task](mine[0], true) for mine, true in parts])
+    figures = [list(evaluation.FIGURES[task](mine, true).items()) for mine, true in parts]
+    scores = [each[0][1] for each in figures]
+    further = {name: np.array([dict(each)[name][0] for each in figures]) for name, _ in (figures or [[]])[0][1:]}
+    errors = np.array([evaluation.ERRORS[task](mine[0], true) for mine, true in parts])
     empty = np.zeros((len(predictions), 0))
-    return np.stack(scores, axis=1) if scores else empty, {ERROR: found}
+    return np.stack(scores, axis=1) if scores else empty, {**further, ERROR: errors}
 
 
 def _cox(predictions: torch.Tensor, labels: torch.Tensor, tests: TestRows) -> Floats:

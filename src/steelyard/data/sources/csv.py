@@ -42,9 +42,12 @@ class ColumnSettings(Section):
     """Other spellings of a value, value = [spellings]."""
 
     @model_validator(mode="after")
-    def _some_range(self) -> Self:
+    def _usable(self) -> Self:
         if self.range is not None and self.range[0] > self.range[1]:
             raise ValueError(f"range: got {list(self.range)}; allowed: the least number, then the largest")
+        given = self.factor.values() if isinstance(self.factor, dict) else [self.factor]
+        if 0 in given:
+            raise ValueError("factor: got 0, which makes all cells alike; allowed: any other number")
         return self
 
 
@@ -88,6 +91,9 @@ class Csv(FileSource, named="csv"):
     """Task multi-label: the columns that are labels beside `labels`; each says true/false, 1/0 or yes/no of a row."""
     positive_above: float | None = None
     """Labels above this number are class 1, all others class 0."""
+    positive: Cell | None = None
+    """Of two classes the one that sensitivity, specificity, F1, ROC and `rounds.threshold` are about. Default: the
+    second one in ascending order."""
     categories: tuple[str, ...] | None = None
     """Columns that become a 0/1 column for each of their values. Default: columns of text and those in levels."""
     levels: dict[str, Annotated[tuple[Cell, ...], Field(min_length=1)]] = Field(default_factory=dict)
@@ -138,6 +144,19 @@ class Csv(FileSource, named="csv"):
             raise ValueError(
                 f"positive_above: got {self.positive_above} with task '{self.task}'; allowed with: classes"
             )
+        if self.positive is not None and (
+            self.task != "classes" or self.positive_above is not None or self.classes is not None
+        ):
+            raise ValueError(
+                "positive: got a class that is numbered otherwise; allowed: without task, classes, positive_above"
+            )
+        roles = {"labels": self.labels, "owner": self.owner, "event": self.event, "held_out": self.held_out}
+        for role, name in roles.items():
+            if name in self.columns and self.columns[name].type is not None:
+                raise ValueError(
+                    f"columns.{name}.type: got '{self.columns[name].type}' for data.{role}; allowed: for inputs; "
+                    "data.task says what labels are"
+                )
         for field, task in (("event", "survival"), ("further_labels", "multi-label")):
             if bool(value := getattr(self, field)) != (self.task == task):
                 got = "nothing" if not value else repr(value)

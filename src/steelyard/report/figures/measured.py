@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 import numpy as np
 
 from steelyard.base.measures import MEASURES
 from steelyard.base.tallies import Floats, Tally, auc_bound, errors_of, figures_of
+from steelyard.data.preparation import Preparation
 from steelyard.report.figures.look import WIDTH, Chart, Row, described, figure, numbers, unfolded
 from steelyard.report.view import FederationView, RunView
 
@@ -38,26 +39,32 @@ def measures(view: RunView, part: FederationView) -> Chart | None:
     rows = tally.confusion.sum(axis=(-2, -1)) if tally.classes else tally.cells[:, 0]
     kept = np.argsort(-rows, kind="stable")[:SITES].tolist()
     sites = {ALL: Tally(tally.cells.sum(axis=0))} | {clients[at]: Tally(tally.cells[at]) for at in sorted(kept)}
-    panels = [_values(sites)]
-    several = tally.classes > 2
+    classes, several = _classes(part, tally.classes), tally.classes > 2
+    panels = [_values(sites, classes)]
     if tally.classes:
         curves, steps = (
-            {f"class {label}": table for label, table in enumerate(of[ALL])}
-            if several
-            else {name: tables[0] for name, tables in of.items()}
+            dict(zip(classes, of[ALL], strict=True)) if several else {name: tables[0] for name, tables in of.items()}
             for of in ({n: t.scores for n, t in sites.items()}, {n: t.calibration for n, t in sites.items()})
         )
-        panels += [alt.hconcat(_roc(curves), _calibration(steps)), _confusion(sites)]
+        panels += [alt.hconcat(_roc(curves), _calibration(steps)), _confusion(sites, classes)]
     return described(
         alt.vconcat(*panels).resolve_scale(color="independent"),
         f"Measures of the last model under {part.label}, by site and over all.",
         f"{len(kept)} of {len(clients)} sites, those with most test rows." if len(kept) < len(clients) else "",
         f"Bins of scores move ROC AUC by {float(auc_bound(sites[ALL])):.2g} at most." if tally.classes else "",
         "Curves are of each class against all others, over all sites." if several else "",
+        f"Sensitivity, specificity, F1 and the curves are of the class {classes[1]}." if tally.classes == 2 else "",
     )
 
 
-def _values(sites: Mapping[str, Tally]) -> alt.Chart:
+def _classes(part: FederationView, count: int) -> list[str]:
+    """Return the names of the classes, or their numbers where the run knows no others."""
+    text = part.history.facts.preparations.get(str(part.seed))
+    names = [] if text is None else Preparation.model_validate_json(text).target.names
+    return names if len(names) == count else [f"class {label}" for label in range(count)]
+
+
+def _values(sites: Mapping[str, Tally], classes: Sequence[str]) -> alt.Chart:
     """Write every measure of every site with its interval."""
     written: list[Row] = []
     for site, tally in sites.items():
@@ -68,10 +75,10 @@ def _values(sites: Mapping[str, Tally]) -> alt.Chart:
             ends = measure.interval(score, rows, errors.get(name)) if np.isfinite(score) else None
             text = measure.show(score) + (f" {measure.show_interval(*ends)}" if ends else "")
             written.append({"site": site, "measure": measure.name, "text": text, "rows": rows})
-        for label in range(tally.classes if tally.classes <= MOST_COUNTED else 0):
+        for label, called in enumerate(classes if len(classes) <= MOST_COUNTED else ()):
             row = tally.confusion[label]
             text = f"{row[label]:.0f} of {row.sum():.0f}"
-            written.append({"site": site, "measure": f"right of class {label}", "text": text, "rows": rows})
+            written.append({"site": site, "measure": f"right of {called}", "text": text, "rows": rows})
     names = list(dict.fromkeys(row["measure"] for row in written))
     axis = alt.Axis(ticks=False, domain=False, grid=False, labelAngle=0)
     return (
@@ -127,9 +134,15 @@ def _calibration(tables: Tables) -> Chart:
     return alt.layer(even, drawn, title="Calibration", width=SIDE, height=SIDE)
 
 
-def _confusion(sites: Mapping[str, Tally]) -> Chart:
+def _confusion(sites: Mapping[str, Tally], classes: Sequence[str]) -> Chart:
     values = [
-        {"site": site, "true": str(true), "taken": str(taken), "rows": count, "share": count / (sum(row) or 1.0)}
+        {
+            "site": site,
+            "true": classes[true],
+            "taken": classes[taken],
+            "rows": count,
+            "share": count / (sum(row) or 1.0),
+        }
         for site, tally in sites.items()
         for true, row in enumerate(tally.confusion.tolist())
         for taken, count in enumerate(row)
