@@ -24,7 +24,6 @@ def pages() -> dict[str, str]:
     return {
         "reference/fields.md": fields_page(),
         "reference/cli.md": commands_page(),
-        "reference/criteria.md": criteria_page(),
         "reference/models.md": models_page(),
         "reference/recipes.md": recipes_page(),
         "reference/database.md": database_page(),
@@ -115,23 +114,39 @@ def _argument(parameter: Any) -> str:
 # Criteria, models, recipes --------------------------------------------------------------------------------------------
 
 
-def criteria_page() -> str:
-    """Every built-in criterion: what it is, who measures it, what it needs."""
-    from steelyard.weighing import criterion as criteria
+def rules_page() -> str:
+    """Describe every word of a rule and every criterion; a test holds docs/reference/rules.md to it."""
+    from steelyard.experiment.rules import rule_words
+    from steelyard.weighing import criterion
 
+    kinds = {"order": "Order", "rule": "Operators", "policy": "Published weighting methods", "algorithm": "Algorithms"}
     lines = [
-        "# Criteria",
-        "",
-        "Made from the code; `steelyard list criteria` shows them, and those of your packages. The formulas stand in "
-        "[Weighing clients](weighing.md).",
-        "",
-        "| name | what | about | measured by |",
-        "|---|---|---|---|",
+        *("# Rule syntax", ""),
+        "A rule says what clients are weighted by. `--rules` of `compare`, `--by` of `weigh` and the fields of",
+        "`[weighing]` take the same rules. `steelyard explain RULE` prints a rule in words, its formula, who measures",
+        "what, and an example with three clients:",
+        *("", "```sh", 'steelyard explain "VP>LD>DS/max"', "```", ""),
+        "`>` puts one criterion before another, and `/max` divides each criterion by its largest value in the round.",
+        "Neither is arithmetic. `VP>LD>DS/max` reads: accuracy on the server's validation set first, then number of",
+        "distinct labels, then number of training samples. Its score is VP + VP·LD + VP·LD·DS, so a criterion counts",
+        "only as far as those before it are met.",
+        *("", "Made from the code: `python -m tests.docs.test_result` writes this page again.", ""),
+        *("## Criteria", "", "Formulas stand in [Weighing clients](weighing.md).", ""),
+        *("| name | what | about the | measured by the |", "|---|---|---|---|"),
+        *(
+            f"| `{each.name}` | {cell(each.description)} | {each.about} | {each.measured_by} |"
+            for each in criterion.known().values()
+        ),
     ]
-    lines += [
-        f"| `{criterion.name}` | {cell(criterion.description)} | {criterion.about} | the {criterion.measured_by} |"
-        for criterion in criteria.known().values()
-    ]
+    for kind, heading in kinds.items():
+        rows = [(f"`{word}`", cell(what)) for word, found, what in rule_words() if found == kind]
+        lines += [
+            "",
+            f"## {heading}",
+            "",
+            *("| word | what it does |", "|---|---|"),
+            *(f"| {a} | {b} |" for a, b in rows),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
     "list": "every word that a rule may hold",
     "list rules --format csv": "fltrust(RULE),rule,",
     "list criteria": "label diversity",
+    "explain VP>LD>DS/max": "Score of a client: VP + VP·LD + VP·LD·DS",
     "list models": "cnn-digits",
     "list algorithms": "scaffold",
     "list policies": "feddisco",

@@ -1,4 +1,4 @@
-"""The JSON of a result is what its page says; `python -m tests.docs.test_result` writes the page again."""
+"""Pages that are made from the code and committed: `python -m tests.docs.test_result` writes them again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from steelyard.cli.printing import print_json
 from steelyard.report.result import Comparison
 from steelyard.result import Result
 
-PAGE = ROOT / "docs" / "reference" / "result.md"
+PAGE, RULES = (ROOT / "docs" / "reference" / name for name in ("result.md", "rules.md"))
 
 
-def test_the_page_is_the_one_made_from_the_code() -> None:
+def test_the_pages_are_those_made_from_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == beside("generated").result_page()
+    assert RULES.read_text(encoding="utf-8") == beside("generated").rules_page()
 
 
 def test_what_is_printed_has_the_form_of_the_page(
@@ -37,3 +38,4 @@ def test_what_is_printed_has_the_form_of_the_page(
 
 if __name__ == "__main__":
     PAGE.write_text(beside("generated").result_page(), encoding="utf-8")
+    RULES.write_text(beside("generated").rules_page(), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.runs.signed_runs import signed_run
 
 from steelyard.experiment.running import run
 from steelyard.proof.signing import model_digest
-from steelyard.report.record import page_differs, record, rule_sentence, write_record
+from steelyard.report.record import page_differs, record, write_record
 from steelyard.report.verification import verify
 from steelyard.runs.kept_updates import path_of_round
 
@@ -129,16 +128,3 @@ def test_a_server_that_took_another_model_than_its_weights_give_is_found(kept: P
     rewrite(kept, 2, cheat)
     text = "\n".join(finding.line() for finding in verify(kept).found.changed)
     assert "round 2: the model of DS is up to 0.01 from what its updates and weights give" in text
-
-
-@pytest.mark.parametrize(
-    ("settings", "parts"),
-    [
-        ({"criteria": ["DS", "LD"]}, ["DS (dataset size", "then LD", "those before it"]),
-        ({"trained_by": "server"}, ["No client is weighed"]),
-        ({"criteria": ["own"], "bound": 2.0, "max_weight": 0.5, "defence": {"rule": "median"}}, ["bounded", "median"]),
-    ],
-)
-def test_a_rule_is_said_in_words(settings: Any, parts: list[str]) -> None:
-    said = rule_sentence(json.dumps(settings))
-    assert [part for part in parts if part not in said] == []

@@ -94,8 +94,8 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return found
 
 
-def first_line(made: type) -> str:
-    """Return what a class says of itself, without the full stop: for lists of what there is."""
+def first_line(made: object) -> str:
+    """Return what a class or function says of itself, without the full stop: for lists of what there is."""
     return (made.__doc__ or "").split("\n")[0].rstrip(".")
 
 

@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("new", "showing:new", "Write an experiment for your data, ready to run."),
         ("check", "showing:check", "Say what is wrong with an experiment's data before anybody trains."),
         ("list", "showing:list_names", "List rules, criteria, algorithms, networks and recipes."),
+        ("explain", "showing:explain", "Print what a rule does in words, with an example."),
         ("show", "showing:show", "Print an experiment, its schema or its partition."),
     ),
     "More": (

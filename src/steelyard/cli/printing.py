@@ -201,7 +201,7 @@ def result_parts(document: Comparison) -> list[Block]:
         why = "partition.test = 'none', or nodes with tests = false"
         lines.append(f"no client tested the models ({why})")
     lines += _sampled(document)
-    parts += [*lines, *_flaws(document)]
+    parts += [*lines, _readings(document), *_flaws(document)]
     # Of classes the accuracy stands above; macro F1 is of interest where the loss follows it.
     server = server_tables(document)
     if not document.has("server_accuracy") or any(rule.adapts_loss for rule in rules):
@@ -213,14 +213,16 @@ def result_parts(document: Comparison) -> list[Block]:
                 f"the last round; averages of A and of B would have lost {rule.figures['factor_error'].mean:.1%}"
             )
     parts += [*_orders(document), *_heaviest(document, "Users" if ranks_lists(document.measure) else "Clients")]
-    if measured := {each.name: each.measured_by for rule in rules if rule.asks_clients for each in rule.criteria}:
-        parts.append("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
-    parts += [
-        f"{rule.rule}: trained on the server's own rows; no client was asked" for rule in rules if not rule.asks_clients
-    ]
     parts += [f"privacy: {line}" for line in privacy_lines(document.privacy)]
     parts += [f"note: {document.notes}"] if document.notes else []
     return [*parts, *chain_lines(document.chain)]
+
+
+def _readings(document: Comparison) -> tuple[str, ...]:
+    """Return each rule in words, where they are few enough to read."""
+    few = document.rules if len(document.rules) <= SHOWN else ()
+    more = () if few else ("each rule in words: steelyard explain RULE",)
+    return (*(f"{rule.rule}: {rule.reading}" for rule in few if rule.reading), *more)
 
 
 def _name(name: str) -> str:

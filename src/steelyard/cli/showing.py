@@ -33,11 +33,12 @@ from steelyard.cli.printing import emit, terminal_width
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import kind_of, load, source_text, to_toml
 from steelyard.experiment.loading import recipes as ready
-from steelyard.experiment.rules import rule_words
+from steelyard.experiment.rules import parse_rules, rule_words
 from steelyard.learning.settings import BUILT_IN
-from steelyard.report.rendering import Copied, Table, account, draw_letters, split_of
+from steelyard.report.rendering import Block, Copied, Table, account, draw_letters, split_of
 from steelyard.runs.history import History
 from steelyard.weighing import criterion, policy
+from steelyard.weighing.reading import example, formula, reading
 from steelyard.weighing.rule import WeighingSettings, trust_of
 
 if TYPE_CHECKING:
@@ -77,6 +78,55 @@ def list_names(
     emit(found.document, format, [Table("", found.headings, tuple(found.rows), names=len(found.headings))])
 
 
+def explain(
+    rule: Annotated[str, typer.Argument(help='A rule, such as "VP>LD>DS/max" or "median(EQ)".')],
+    experiment: Annotated[
+        str,
+        typer.Option(help="Recipe or file whose rules may be named [quickstart].", autocompletion=recipe_names),
+    ] = "quickstart",
+    trust: TrustOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Print what a rule does in words, its formula, who measures what, and an example with three clients."""
+    documents: list[dict[str, object]] = []
+    parts: list[Block] = []
+    for name, settings in parse_rules([rule], load(experiment, ask=asking(trust))).items():
+        words, score, clients = reading(settings), formula(settings), example(settings)
+        weighted = settings.trained_by == "clients"
+        criteria = [_criterion(criterion.get(each), settings) for each in settings.criteria if weighted]
+        documents.append({"rule": name, "reading": words, "formula": score, "criteria": criteria, "example": clients})
+        algorithm = None if settings.algorithm is None else catalogue.known().get(settings.algorithm.name)
+        trains = "" if algorithm is None else f" Training: {first_line(algorithm)}."
+        parts += [
+            f"{name}: {words}.{trains}",
+            f"Score of a client: {score}. Weight: its score / the sum of all scores.",
+        ]
+        parts.append(
+            Table(
+                "",
+                ("criterion", "about the", "measured by", "trust", "what"),
+                tuple(tuple(each.values()) for each in criteria),
+                names=5,
+            )
+        )
+        rows = tuple(
+            (client, *(f"{one:g}" for one in raw), f"{weight:.1%}") for client, (raw, weight) in clients.items()
+        )
+        parts += [Table("Example with three clients", ("client", *settings.criteria, "weight"), rows)] if rows else []
+    emit(documents[0] if len(documents) == 1 else documents, format, parts)
+
+
+def _criterion(found: criterion.Criterion, settings: WeighingSettings) -> dict[str, str]:
+    """Return a criterion as lists show it, in the order of their columns."""
+    return {
+        "name": found.name,
+        "about": found.about,
+        "measured_by": found.measured_by,
+        "trust": trust_of(found, settings),
+        "description": found.description,
+    }
+
+
 def _rules() -> Listing:
     headings, rows = ("word", "kind", "what"), rule_words()
     return Listing([dict(zip(headings, row, strict=True)) for row in rows], headings, rows)
@@ -84,19 +134,10 @@ def _rules() -> Listing:
 
 def _criteria() -> Listing:
     plain = WeighingSettings()
-    found = [
-        {
-            "name": c.name,
-            "measured_by": c.measured_by,
-            "about": c.about,
-            "trust": trust_of(c, plain),
-            "description": c.description,
-        }
-        for c in criterion.known().values()
-    ]
-    names = ("name", "about", "measured_by", "trust", "description")
-    headings = ("criterion", "about the", "measured by", "trust", "what")
-    return Listing(found, headings, [tuple(each[name] for name in names) for each in found])
+    found = [_criterion(each, plain) for each in criterion.known().values()]
+    return Listing(
+        found, ("criterion", "about the", "measured by", "trust", "what"), [tuple(each.values()) for each in found]
+    )
 
 
 def _algorithms() -> Listing:

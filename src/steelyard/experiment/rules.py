@@ -11,7 +11,7 @@ from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.base.documents import first_line
-from steelyard.base.errors import UserError, brief, listed
+from steelyard.base.errors import UserError, brief
 from steelyard.base.logs import logger
 from steelyard.base.settings import validated
 from steelyard.experiment.description import Description, FederationSettings, federation_label
@@ -76,7 +76,7 @@ def rules_with_reasons(
                 other = "" if same == word else f", as '{same}' too"
                 raise UserError(f"--rules: '{word}' is there twice{other}; allowed: each rule once")
     if not found:
-        raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_FURTHER))}")
+        raise UserError("--rules: got nothing. Give rules such as fedavg,LD>DS; all words: steelyard list rules")
     return found, left_out
 
 

@@ -70,6 +70,7 @@ def html(view: RunView) -> str:
         recommended=extra,
         targets=named(target_tables),
         tables=named(comparison_tables),
+        readings={rule.rule: rule.reading for _, document in documents for rule in document.rules if rule.reading},
         sentences=[rule.in_words for _, document in documents for rule in document.rules if rule.in_words],
         findings=list(dict.fromkeys(line for history in view.histories for line in history.facts.finding_lines)),
         runs=_runs(view),

@@ -21,7 +21,7 @@ from steelyard.report.tables import privacy_lines
 from steelyard.report.verification import Record, RecordedSite, Verification, verify
 from steelyard.report.view import RunView, plain
 from steelyard.runs.history import History
-from steelyard.weighing import criterion
+from steelyard.weighing.reading import reading
 
 NO_PURPOSE = "not said: `description` of the experiment is empty"
 NOT_MEASURED = "not measured in this run (`steelyard contributions`)"
@@ -85,28 +85,9 @@ def _verified(checked: Verification) -> dict[str, str]:
 
 
 def rule_sentence(text: str) -> str:
-    """Say what clients are weighed by under a stored rule, in words; criteria of the run's own code have only names."""
+    """Say what clients are weighted by under a stored rule, in words."""
     rule = stored_settings(text)
-    if rule is None:
-        return "its settings are not of this version"
-    if rule.trained_by == "server":
-        return "No client is weighed: the server trains on its own rows alone."
-    known = criterion.known()
-    named = [f"{name} ({known[name].description})" if name in known else name for name in rule.criteria]
-    if rule.policy is not None:
-        words = f"Weights by {rule.policy.name}, computed from {', '.join(named)}"
-    elif rule.score == "prioritized" and len(named) > 1:
-        words = f"Clients are weighed by {', then '.join(named)}; each counts as far as those before it are met"
-        words += "" if rule.adjust is None else ", and their order is adjusted while the federation learns"
-    else:
-        joined = f", joined by {rule.score}" if len(named) > 1 else ""
-        power = f", to the power of {rule.power:g}" if rule.power is not None else ""
-        words = f"Clients are weighed by {' and '.join(named)}{joined}{power}"
-    words += "" if rule.fit is None else "; the weights are then fitted to the server's rows"
-    words += "; what a client says of itself is bounded" if rule.bound is not None else ""
-    words += "; no weight passes a cap" if rule.capped else ""
-    words += "" if rule.defence is None else f"; updates are combined by {rule.defence.rule}, against hostile clients"
-    return f"{words}."
+    return "its settings are not of this version" if rule is None else f"Clients are weighted by: {reading(rule)}."
 
 
 def _result(history: History, rule: str, seed: int, last: int) -> float | None:

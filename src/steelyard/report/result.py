@@ -18,7 +18,7 @@ import numpy as np
 from steelyard.base.documents import Document
 from steelyard.base.errors import UserError
 from steelyard.base.measures import Estimate, Measure, estimate, measure_of
-from steelyard.experiment.description import Description
+from steelyard.experiment.description import Description, stored_settings
 from steelyard.report.curves import Chain, Curve, Exploded, FailingClient, HeavyClient, SingleClient, read_run
 from steelyard.report.decide import Verdict, verdict_of
 from steelyard.report.statistics import (
@@ -38,6 +38,7 @@ from steelyard.runs.facts import BestRound, Promise
 from steelyard.runs.history import History, at_once
 from steelyard.weighing import criterion
 from steelyard.weighing.order import chooses
+from steelyard.weighing.reading import reading
 
 MOST_CLIENTS = 1_000
 """Up to so many clients are listed one by one."""
@@ -118,6 +119,8 @@ class RuleResult(Document):
 
     rule: str
     algorithm: str
+    reading: str = ""
+    """What it weights clients by, in words; empty where its settings are not of this version."""
     criteria: tuple[CriterionUsed, ...]
     fedavg: bool
     """Whether it weighs by dataset size alone, whatever it is called."""
@@ -245,6 +248,8 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
     limit = settings.count or newest
     rules, targets = compared(curves, settings, measure, limit)
     facts = history.facts
+    stored = {str(row["rule"]): stored_settings(str(row["settings"])) for row in history.federations.to_dict("records")}
+    readings = {name: "" if settings is None else reading(settings) for name, settings in stored.items()}
     known = {name: each.measured_by for name, each in criterion.known().items()} | facts.measured_by
 
     def completed(rule: RuleResult) -> RuleResult:
@@ -253,6 +258,7 @@ def computed(run: History | Path | str, experiment: Description, baseline: str |
         return rule.model_copy(
             update={
                 "own_models": rule.rule in history.personal,
+                "reading": readings[rule.rule],
                 "criteria": tuple(
                     CriterionUsed(name=name, measured_by=known.get(name, "unknown"), trust=trusted.get(name, "unknown"))
                     for name in mine[0].settings.criteria

@@ -63,28 +63,28 @@ def _figure(name: str, view: CohortView, figure: str, measures: str, allowed: st
     return errors[figure]
 
 
-@_on_test_set("VP", "classes", "validation performance: accuracy on the server's test set")
+@_on_test_set("VP", "classes", "validation performance: accuracy on the server's validation set")
 def validation_performance(view: CohortView) -> Floats:
     """Accuracy of the client's model on the server's test set: p_i of simulations 2 and 3 (paper 001)."""
     return _classified("VP", view).accuracy
 
 
 @_on_test_set(
-    "VS", "classes", "accuracy on the server's test set times number of samples", maximum=None, uses_claims=True
+    "VS", "classes", "accuracy on the server's validation set times number of samples", maximum=None, uses_claims=True
 )
 def validation_times_size(view: CohortView) -> Floats:
     """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""
     return _classified("VS", view).accuracy * view.samples
 
 
-@_on_test_set("VF", "classes", "macro F1 on the server's test set")
+@_on_test_set("VF", "classes", "macro F1 on the server's validation set")
 def validation_macro_f1(view: CohortView) -> Floats:
     """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
     return _classified("VF", view).f1.mean(axis=1)
 
 
 @_on_test_set(
-    "VD", "classes", "diagnostic odds ratio on the server's test set, geometric mean over classes", maximum=None
+    "VD", "classes", "diagnostic odds ratio on the server's validation set, geometric mean over classes", maximum=None
 )
 def validation_odds(view: CohortView) -> Floats:
     """(Π_c DOR_c)^(1/C), DOR_c = TP·TN/(FP·FN) with ½ added to each of the four; 1 is chance (paper 001, §3.1).
@@ -97,26 +97,26 @@ def validation_odds(view: CohortView) -> Floats:
     return np.exp(np.log(odds).mean(axis=1))
 
 
-@_on_test_set("VE", "regression", "regression: 1/(1 + MAPE) on the server's test set")
+@_on_test_set("VE", "regression", "regression: 1/(1 + MAPE) on the server's validation set")
 def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
     mape = _figure("VE", view, "mape", "the error of a regression, and this data is none", "VP, VF, VC")
     return 1.0 / (1.0 + np.nan_to_num(mape, nan=np.inf))
 
 
-@_on_test_set("VC", "survival", "survival: C-index on the server's test set")
+@_on_test_set("VC", "survival", "survival: C-index on the server's validation set")
 def validation_concordance(view: CohortView) -> Floats:
     """Harrell's C-index of the client's model on the server's test set: how often it orders two patients rightly."""
     return _figure("VC", view, "c_index", "the order of times to an event, and this data has none", "VP, VE")
 
 
-@_on_test_set("VM", "segmentation", "segmentation: mean Dice on the server's test set")
+@_on_test_set("VM", "segmentation", "segmentation: mean Dice on the server's validation set")
 def validation_dice(view: CohortView) -> Floats:
     """Mean Dice of the client's model on the server's test set: how well its masks cover the true ones."""
     return _figure("VM", view, "dice", "masks, and this data has none", "VP, VE")
 
 
-@_on_test_set("VL", "multi-label", "several labels: macro F1 on the server's test set")
+@_on_test_set("VL", "multi-label", "several labels: macro F1 on the server's validation set")
 def validation_labels(view: CohortView) -> Floats:
     """Macro F1 over the labels on the server's test set: a rare label counts like a common one."""
     return _figure("VL", view, "macro_f1", "several labels of a row, and this data has none", "VP, VE")

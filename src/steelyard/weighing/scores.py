@@ -41,16 +41,18 @@ class Scoring(NamedTuple):
     """The score itself; of one with parameters, what makes it from the criteria and the fields that it takes."""
     takes: tuple[str, ...]
     """Its parameters, fields of `ScoreSettings`."""
+    reads: str
+    """How it reads: {} stands for the criteria, {power} for the exponent."""
 
 
 _registry: Registry[Scoring] = Registry("score", SCORES, lambda scoring: scoring.function.__qualname__)
 
 
-def score(name: str, *takes: str) -> Callable[[FunctionT], FunctionT]:
-    """Make a score known by this name, in TOML and in --rules; `takes` are the fields that are its parameters."""
+def score(name: str, *takes: str, reads: str = "") -> Callable[[FunctionT], FunctionT]:
+    """Make a score known by this name, in TOML and in --rules; `takes` are its parameters, `reads` says it in words."""
 
     def register(function: FunctionT) -> FunctionT:
-        _registry.add(name, Scoring(function, takes))
+        _registry.add(name, Scoring(function, takes, reads or f"{name} of {{}}"))
         return function
 
     return register
@@ -110,7 +112,7 @@ class ScoreSettings(Section):
 
     def score_function(self) -> Score:
         """Return the score as a function of values [..., criteria]; for prioritized they stand in priority order."""
-        function, takes = known()[self.score]
+        function, takes, _ = known()[self.score]
         return function(self.criteria, *(getattr(self, name) for name in takes)) if takes else function
 
 
@@ -141,9 +143,9 @@ def prioritized(values: Floats) -> Floats:
     return np.cumprod(values, axis=-1).sum(axis=-1)
 
 
-@score("mean")
+@score("mean", reads="the mean of {}")
 def mean(values: Floats) -> Floats:
-    """The plain average of the criteria; use it as the rule without preferences."""
+    """Σ c_i / m; use it as the rule without preferences."""
     return values.mean(axis=-1)
 
 
@@ -156,16 +158,16 @@ def _shares(weights: Sequence[float] | None, criteria: Sequence[str], meaning: s
     return np.array(weights) / sum(weights)
 
 
-@score("weighted-mean", "weights")
+@score("weighted-mean", "weights", reads="the weighted mean of {}")
 def weighted_mean(criteria: Sequence[str], weights: Sequence[float] | None) -> Score:
     """Σ w_i c_i / Σ w_i; use it when criteria trade off against each other at fixed rates."""
     share = _shares(weights, criteria, "a weight per criterion")
     return lambda values: values @ share
 
 
-@score("owa", "weights", "quantifier")
+@score("owa", "weights", "quantifier", reads="the ordered weighted average of {}")
 def owa(criteria: Sequence[str], weights: Sequence[float] | None, quantifier: str | None) -> Score:
-    """Yager's ordered weighted average: Σ w_i c_(i) over the values sorted from largest to smallest."""
+    """Σ w_i c_(i) over the values sorted from largest to smallest; Yager's ordered weighted average."""
     if (weights is None) == (quantifier is None):
         raise UserError("weights, quantifier: score = 'owa' needs exactly one of the two")
     if quantifier is not None:
@@ -183,7 +185,7 @@ def quantifier_weights(bounds: tuple[float, float] | None, count: int) -> Floats
     return np.diff(steps)
 
 
-@score("choquet", "capacity")
+@score("choquet", "capacity", reads="Choquet's integral of {}")
 def choquet(criteria: Sequence[str], given: Mapping[str, object] | None) -> Score:
     """Σ_i (c_(i) − c_(i−1)) μ(A_(i)), values ascending, A_(i) the criteria from the i-th up (criteria interact)."""
     if given is None:
@@ -204,15 +206,15 @@ def choquet(criteria: Sequence[str], given: Mapping[str, object] | None) -> Scor
     return score
 
 
-@score("product")
+@score("product", reads="the product of {}")
 def product(values: Floats) -> Floats:
-    """Π c_i: a client must do well on everything."""
+    """Π c_i; a client must do well on everything."""
     return values.prod(axis=-1)
 
 
-@score("power", "power")
+@score("power", "power", reads="{} to the power of {power:g}")
 def power(_criteria: Sequence[str], given: float | None) -> Score:
-    """(Π c_i)^k: for one criterion, AdaFed's p_i = accuracy^k (paper 001); a larger k trusts the best more."""
+    """(Π c_i)^k; for one criterion, AdaFed's p_i = accuracy^k (paper 001); a larger k trusts the best more."""
     exponent = 1.0 if given is None else given
     return lambda values: values.prod(axis=-1) ** exponent
 

@@ -62,6 +62,10 @@ _EXAMPLES = {
 }
 
 
+FEW = 6
+"""Criteria that an error line names."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """What a rule's words are read within."""
@@ -90,10 +94,10 @@ class Frame:
     def check(self, name: str, word: str) -> None:
         """Refuse a criterion that may not be named."""
         if self.known is not None and name not in self.known:
-            words = (*WORDS, *self.further)
+            close = nearest(name, [*self.known, *WORDS, *self.further])
+            few = f"The criteria here: {listed(self.known)}. " if len(self.known) <= FEW else ""
             raise UserError(
-                f"{self.option}: '{word}' names no rule or criterion '{name}'{nearest(name, [*self.known, *words])}; "
-                f"allowed: criteria ({listed(self.known)}), orders of them such as DS>LD>MD, {listed(words)}"
+                f"{self.option}: '{word}' names no rule or criterion '{name}'{close}. {few}All: steelyard list rules"
             )
 
 
@@ -252,9 +256,8 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
 
 
 def _unknown(word: str, frame: Frame) -> UserError:
-    words = (*WORDS, *frame.further)
-    allowed = f"criteria, orders of them, {listed(words)}"
-    return UserError(f"{frame.option}: got '{word}'{nearest(word, words)}; allowed: {allowed}")
+    close = nearest(word, (*WORDS, *frame.further))
+    return UserError(f"{frame.option}: '{word}' is no rule{close}. All words: steelyard list rules")
 
 
 def _unnamed(word: str, frame: Frame) -> dict[str, Any]:
