@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.messages.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.models.folder import Model
+    from steelyard.models.recommender import Recommender
     from steelyard.result import Result
     from steelyard.runs.history import History
     from steelyard.weighing.criterion import CohortView, LocalData, Needs, client_criterion, server_criterion
@@ -40,6 +41,7 @@ __all__ = [
     "Needs",
     "Population",
     "RecommendExperiment",
+    "Recommender",
     "Result",
     "Rule",
     "ServerStep",
@@ -68,6 +70,7 @@ _HOMES = {
         "steelyard.data": ("Dataset", "Population", "in_memory"),
         "steelyard.base.errors": ("UserError",),
         "steelyard.models.folder": ("Model",),
+        "steelyard.models.recommender": ("Recommender",),
         "steelyard.result": ("Result",),
         "steelyard.runs.history": ("History",),
         "steelyard.base.usercode": ("loss", "model"),

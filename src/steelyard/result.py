@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import altair as alt
 
     from steelyard.models.folder import Model
+    from steelyard.models.recommender import Recommender
     from steelyard.report.view import RunView
 
 
@@ -111,6 +112,19 @@ class Result:
 
         at, files = None if round is None else str(round), () if adapt is None else (Path(adapt),)
         return take(self.folder, rule, at, client=client, adapt=files, ask=None if trust else untrusted)
+
+    def recommender(self, rule: str | None = None, *, user: str | None = None) -> Recommender:
+        """Take a rule's recommender out of the run; `user`: with the own part of this user, for her alone.
+
+            >>> result.recommender(user="u00").save("for-u00")
+
+        Raises:
+            UserError: the run was changed or is of no recommender, or the rule or the user is not known.
+        """
+        # For speed of start: few who look at a run take its model, which needs torch.
+        from steelyard.models.taking import take_recommender
+
+        return take_recommender(self.folder, rule, client=user)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.base.errors import new_file, printable, told_as
+from steelyard.base.errors import UserError, new_file, printable, told_as
 from steelyard.base.files import write
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
@@ -61,11 +61,22 @@ def model(
 
     The folder needs neither the run nor its data: weights (safetensors), model.json, and card.md to read.
     """
-    from steelyard.models.taking import ChangedRun, take
+    from steelyard.experiment.loading import read_experiment
+    from steelyard.models.taking import ChangedRun, take, take_recommender
 
     with doing("taking the model"):
         try:
-            found = take(run, rule, round, ask=asking(trust), keys=keys, head=head, client=client, adapt=adapt or ())
+            if read_experiment(run).kind_name() == "recommend":
+                if round not in (None, "last") or adapt:
+                    raise UserError(
+                        "--round, --adapt: given for a recommender; allowed: its last round, and for a newcomer "
+                        "`steelyard recommend list MODEL --rows FILE`"
+                    )
+                found = take_recommender(run, rule, keys=keys, head=head, client=client)
+                use = "recommend list {}" + (" --user USER --rows FILE" if client is None else "")
+            else:
+                ask, use = asking(trust), "predict {} FILE --out predictions.csv"
+                found = take(run, rule, round, ask=ask, keys=keys, head=head, client=client, adapt=adapt or ())
         except ChangedRun as changed:
             _log.error(str(changed))
             raise typer.Exit(1) from None
@@ -75,7 +86,7 @@ def model(
         f"model of {origin.rule}, seed {origin.seed}: {origin.chosen}",
         *([origin.own] if origin.own else []),
         f"written to {folder}",
-        f"next: steelyard predict {shlex.quote(str(folder))} FILE --out predictions.csv",
+        f"next: steelyard {use.format(shlex.quote(str(folder)))}",
     ]
     emit(found.document, format, [Copied(printable(line)) for line in lines])
 

@@ -255,6 +255,21 @@ def lists(
     typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
 
 
+def list_items(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a recommender (`steelyard model`).")],
+    user: Annotated[str, typer.Option(help="Id of the user; default: the one whose part or rows there are.")] = "",
+    rows: Annotated[Path | None, typer.Option(help="Her items, of a folder that does not hold her own part.")] = None,
+    cutoff: Annotated[int, typer.Option(help="Length of the list.")] = 10,
+    format: FormatOption = "text",
+) -> None:
+    """Print a user's list from a saved recommender, with the features that made it (KGFlex)."""
+    from steelyard.models.recommender import Recommender
+
+    found = Recommender.load(model).list(user, parse_cutoffs(str(cutoff))[0], rows=rows)
+    shown = tuple((str(one.rank), f"{one.score:.3f}", one.title, ", ".join(one.reasons)) for one in found.items)
+    emit(found, format, [Table(f"For {found.user}", ("rank", "score", "title", "because of"), shown)])
+
+
 def report(
     run: RunArgument,
     cutoff: Annotated[str, typer.Option(help="List lengths k, joined by commas.")] = "10",
@@ -415,5 +430,6 @@ def audit(
     emit({"experiment": described.name, "protections": found}, format, [table])
 
 
+app.command("list")(list_items)
 for command in (evaluate, split, features, baseline, top, lists, report, explain, kept, clouds, cost, audit):
     app.command()(command)

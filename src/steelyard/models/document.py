@@ -102,7 +102,7 @@ class RecommenderDocument(Document):
     """The ids of all items in the order of the table; of KGFlex in that of their features."""
     titles: list[str]
     learning: Learning
-    visits: Annotated[int, Field(ge=1, le=10_000_000)]
+    visits: Annotated[int, Field(ge=1, le=1_000_000)]
     """How many triples a user visited in the run, and a newcomer does."""
     threshold: float | None = None
     """Ratings below this were no likes."""

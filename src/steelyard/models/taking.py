@@ -23,6 +23,7 @@ from steelyard.data.preparation import Preparation
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import Ask, RecordedDescription, read_experiment
+from steelyard.experiment.recommend import RecommendDescription
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings
@@ -42,9 +43,11 @@ from steelyard.models.folder import (
 )
 from steelyard.models.personal import Own, of_client, of_newcomer
 from steelyard.models.predicting import Predictor
+from steelyard.models.recommender import Recommender, of_run
 from steelyard.proof.signing import model_digest
+from steelyard.report.recommender import open_run
 from steelyard.report.record import record
-from steelyard.report.verification import CHANGED, Record, verify
+from steelyard.report.verification import CHANGED, Record, Verification, verify
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.database import reading
 from steelyard.runs.history import History
@@ -77,11 +80,10 @@ def take(
     is not as it was written, or not as `keys` or a final hash kept elsewhere (`head`) say, is refused: `ChangedRun`.
     `client` names whose own model it is to be; `adapt` are files with the rows of a newcomer, for whom it is trained.
     """
-    checked = verify(run, keys, head)
-    if checked.code == CHANGED or (keys is not None and checked.code):
-        what = [*checked.found.changed, *checked.found.unchecked][0].line()
-        raise ChangedRun(f"{run}: was changed, so there is no model of it: {what}; see `steelyard verify {run}`")
+    checked = _verified(run, keys, head)
     experiment, history = read_experiment(run), History(run)
+    if isinstance(experiment, RecommendDescription):
+        raise UserError(f"{run}: is of a recommender; allowed: `steelyard model`, or Result.recommender in Python")
     if not isinstance(experiment, LearningDescription | RecordedDescription):
         raise UserError(f"{run}: is no run of kind learning, and no model of other kinds can be taken; allowed: such")
     if isinstance(experiment, RecordedDescription) and not history.facts.arrays:
@@ -114,6 +116,34 @@ def take(
     else:
         own = of_newcomer(*given, experiment, seed=seed, round=kept.round, files=adapt)
     return replace(taken, own=own).model(named=rule is not None, ask=None)
+
+
+def take_recommender(
+    run: Path, rule: str | None = None, *, keys: Path | None = None, head: str | None = None, client: str | None = None
+) -> Recommender:
+    """Return a rule's recommender of a run, as `take` does a network; `client`: with the own part of that user."""
+    checked = _verified(run, keys, head)
+    experiment, history = read_experiment(run), History(run)
+    found = record(run, rule=rule, checked=checked)
+    name, seed = _federation(history, found["rule"])
+    kept, finished = _kept(history, name, "last"), open_run(run, found["rule"], seed)
+    tested = history.tested(found["rule"], seed, kept.round - 1)
+    at = tested.round == kept.round
+    if client is not None:
+        at &= np.array([tested.clients[place] == client for place in tested.client.tolist()], dtype=np.bool_)
+    whose = "all users" if client is None else client
+    tests = [_test(whose, int(at.sum()), experiment.score_name, tested.score[at].mean())] if at.any() else []
+    own = "" if client is None else f"the recommender of user {client}"
+    origin = _origin(experiment, found, seed, kept, tests, named=rule is not None, own=own)
+    return of_run(finished, origin, found, client)
+
+
+def _verified(run: Path, keys: Path | None, head: str | None) -> Verification:
+    checked = verify(run, keys, head)
+    if checked.code == CHANGED or (keys is not None and checked.code):
+        what = [*checked.found.changed, *checked.found.unchecked][0].line()
+        raise ChangedRun(f"{run}: was changed, so there is no model of it: {what}; see `steelyard verify {run}`")
+    return checked
 
 
 def _federation(history: History, rule: str) -> tuple[str, int]:

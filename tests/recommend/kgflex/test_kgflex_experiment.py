@@ -1,5 +1,6 @@
 """KGFlex through the one loop: description, resume, weights by expertise, commands of a run."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests import kit
 from tests.kit import assert_refused
 from tests.recommend.conftest import two_tastes
 
+from steelyard import Model, Recommender
 from steelyard.clients.node import NodeConfig
 from steelyard.experiment import running
 from steelyard.experiment.loading import build
@@ -65,6 +67,37 @@ def test_every_way_of_training_learns_what_the_two_tastes_are(known: dict, tmp_p
     assert history["accuracy"].dropna().iloc[-1] > 0.15
     finished = open_run(tmp_path / "run")
     assert (finished.communication()["sent_vectors"] == 0) is (kgflex != {})
+
+
+@pytest.mark.parametrize("kgflex", [False, True])
+def test_a_recommender_leaves_its_run_with_nothing_of_users_but_of_her_who_asks(
+    known: dict, description: dict, tastes: Path, tmp_path: Path, kgflex: bool
+):
+    experiment = changed(known if kgflex else description, rounds={"epochs": 4})
+    result = Result(running.run(experiment, out=tmp_path / "run"))
+    stored = result.history.evaluations.query("client == 'u03' and round == 4")["score"].item()
+    listed = [(row["item"], row["score"]) for row in open_run(tmp_path / "run").top("u03", 5)]
+    run_data = experiment.run_data()
+    truth, number = run_data.users.truth, run_data.histories.names.index("u03")
+    sides = {"later": truth.test_item[truth.test_user == number], "new": run_data.histories.own(number)}
+    for name, items in sides.items():
+        lines = [f"u03\t{run_data.data.items[item]}\t5" for item in items.tolist()]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["user\titem\trating", *lines]) + "\n")
+    for out, whose in (("all", []), ("hers", ["--client", "u03"])):
+        taken = kit.inside("model", "run", *whose, "--out", out, folder=tmp_path)
+        assert taken.returncode == 0, taken.stderr
+    shutil.rmtree(tmp_path / "run")
+    tastes.unlink()
+    hers, everyone = Recommender.load(tmp_path / "hers"), Recommender.load(tmp_path / "all")
+    assert [(one.item, one.score) for one in hers.list(cutoff=5).items] == listed
+    assert hers.test(tmp_path / "later.tsv")["ndcg@10"] == pytest.approx(stored)
+    told = "".join((tmp_path / "all" / name).read_text() for name in ("model.json", "card.md"))
+    assert not [name for name in run_data.histories.names if name in told]
+    assert (everyone.document.taken, set(everyone.tensors) - set(hers.tensors)) == ([], set())
+    assert_refused(lambda: everyone.list("u03"), "'u03'", "no user's own part", "--rows FILE")
+    assert_refused(lambda: Model.load(tmp_path / "all"), "is a recommender", "steelyard recommend list")
+    answer = kit.inside("recommend", "list", "all", "--rows", "new.tsv", folder=tmp_path)
+    assert (answer.returncode, "For u03" in answer.stdout, "half: half 1" in answer.stdout) == (0, True, kgflex)
 
 
 def test_expertise_counts_features_that_chance_does_not_explain():
