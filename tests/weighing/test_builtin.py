@@ -27,7 +27,7 @@ from steelyard.weighing.builtin import (
     root_direction,
     track_record,
 )
-from steelyard.weighing.cohort import Cohort, CohortView, ServerSide
+from steelyard.weighing.cohort import CohortView, ServerSide
 
 
 def seen(updates: Any, **more: Any) -> CohortView:
@@ -86,7 +86,7 @@ def test_layers_that_are_not_there_are_named() -> None:
     scale = nn.ParameterList([nn.Parameter(torch.ones(2))])
     assert_refused(lambda: kernel_divergence(layered(torch.zeros(1, 2), scale)), "criterion MK", "no kernels")
     assert_refused(
-        lambda: kernel_divergence(Cohort.of(sent(DenseModels(torch.ones(1, 1))), torch.zeros(1), ServerSide())),
+        lambda: kernel_divergence(CohortView.of(sent(DenseModels(torch.ones(1, 1))), torch.zeros(1), ServerSide())),
         "no layers",
     )
 
@@ -109,7 +109,7 @@ def sent(payload: DenseModels) -> Updates:
 def rooted(root: torch.Tensor | None) -> CohortView:
     origin = torch.tensor([7.0, -2.0])
     payload = DenseModels(origin + torch.tensor([[3.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 4.0], [0.0, 0.0]]))
-    return Cohort.of(sent(payload), origin, ServerSide() if root is None else Training(origin + root))
+    return CohortView.of(sent(payload), origin, ServerSide() if root is None else Training(origin + root))
 
 
 def test_the_cosine_with_what_the_server_learned_counts_from_0_on() -> None:

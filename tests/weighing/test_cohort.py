@@ -18,7 +18,7 @@ from steelyard.messages.payloads import DenseModels, Floats, ServerTest
 from steelyard.messages.updates import Updates
 from steelyard.recommend.sparse import TableChange
 from steelyard.weighing.builtin import coalition_weights, contributions, shapley_value
-from steelyard.weighing.cohort import Cohort, CohortView, ServerSide
+from steelyard.weighing.cohort import CohortView, ServerSide
 from steelyard.weighing.criterion import Criterion, Needs
 from steelyard.weighing.shapley import Coalitions, shapley_values
 
@@ -47,7 +47,7 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
         "first_losses": np.array([1.0, 2.0, 3.0]),
         "label_counts": np.array([[5, 0], [3, 3], [0, 7]]),
     }
-    view = Cohort.of(updates(**told), START, WithRows(first_number), {"a": [1]})
+    view = CohortView.of(updates(**told), START, WithRows(first_number), {"a": [1]})
     assert (view.clients, view.memory) == (("a", "b", "c"), {"a": [1]})
     for name, expected in {**told, "samples": np.array([5, 6, 7]), "losses": np.array([0.1, 0.2, 0.3])}.items():
         assert getattr(view, name).tolist() == expected.tolist()
@@ -55,7 +55,7 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
     assert view.gram.tolist() == GRAM
     assert view.validation.accuracy.tolist() == [2, 1, 3]
     assert view.test(np.array([0.5, 0.5, 0.0])).accuracy == pytest.approx([1.5])
-    silent = Cohort.of(updates(), START, WithRows(first_number))
+    silent = CohortView.of(updates(), START, WithRows(first_number))
     assert [getattr(silent, name) for name in told] == [None] * 3
     assert (silent.memory, silent.remembered) == ({}, {})
 
@@ -63,10 +63,10 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
 def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
     asked: list[int] = []
     test = ServerTest(np.zeros(1), np.zeros((1, 0)))
-    view = Cohort.of(updates(), START, WithRows(lambda _: (asked.append(1), test)[1]))
+    view = CohortView.of(updates(), START, WithRows(lambda _: (asked.append(1), test)[1]))
     assert view.validation is view.validation
     assert asked == [1]
-    alone = Cohort.of(updates(), START, ServerSide())
+    alone = CohortView.of(updates(), START, ServerSide())
     ones = np.ones(3)
     assert_refused(lambda: alone.test(ones), "weighing.criteria", "tests no models")
     assert_refused(lambda: alone.slopes(ones), "weighing.policy", "no rows")
@@ -84,20 +84,20 @@ def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
         assert_refused(lambda name=name: getattr(CohortView(ones), name), "weighing", "no single models")
     for ask in (CohortView(ones).test, CohortView(ones).slopes):
         assert_refused(lambda ask=ask: ask(ones), "weighing", "no single models")
-    hidden = Cohort.of(updates(payload=TableChange(2, torch.zeros(3))), START, WithRows(first_number))
+    hidden = CohortView.of(updates(payload=TableChange(2, torch.zeros(3))), START, WithRows(first_number))
     assert_refused(lambda: hidden.validation, "weighing", "no single models")
     for need in ("label_counts", "first_losses"):
         criterion = Criterion(
             name="X", measured_by="server", measure=lambda view: np.ones(3), needs=Needs(**{need: True})
         )
         assert_refused(lambda c=criterion: c.on_server(hidden), "criterion X")
-        told = Cohort.of(updates(**{need: np.ones((3, 2))}), START, WithRows(first_number))
+        told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, WithRows(first_number))
         assert criterion.on_server(told).tolist() == [1, 1, 1]
 
 
 def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
     before = {"X": [1.0], "Y": "kept"}
-    view = Cohort.of(updates(), START, WithRows(first_number), before)
+    view = CohortView.of(updates(), START, WithRows(first_number), before)
     view.remember("X", np.array([2.5, 3.5]))
     assert view.memory == {"X": [1.0], "Y": "kept"}
     assert view.remembered == {"X": [2.5, 3.5], "Y": "kept"}
@@ -108,7 +108,7 @@ def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
 def test_what_the_server_looks_at_cannot_be_written() -> None:
     given, remembered = updates(steps=np.array([1, 2, 3])), {"A": {"a": 1.0}}
     parts = {"errors": {"mape": np.ones(3)}, "losses": np.ones(3), "by_class": {"recall": np.ones((3, 2))}}
-    view = Cohort.of(given, START, WithRows(lambda _: ServerTest(np.ones(3), np.ones((3, 2)), **parts)), remembered)
+    view = CohortView.of(given, START, WithRows(lambda _: ServerTest(np.ones(3), np.ones((3, 2)), **parts)), remembered)
     shown = view.validation
     arrays = [shown.accuracy, shown.f1, shown.errors["mape"], shown.losses, shown.by_class["recall"]]
     assert shown.errors["mape"].tolist() == [1, 1, 1]
@@ -130,7 +130,7 @@ def test_models_are_tested_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         errors, by_class = {"mse": found[:, 0] + 1}, {"recall": found[:, 1:] + 2}
         return ServerTest(found[:, 0], found[:, 1:], errors, found[:, 2], by_class)
 
-    view = Cohort.of(updates(), START, WithRows(everything))
+    view = CohortView.of(updates(), START, WithRows(everything))
     weights = np.array([[1.0, 0, 0], [0, 0, 0], [0, 0.5, 0.5]])
     whole = view.test(weights)
     monkeypatch.setattr("steelyard.weighing.cohort.MOST_TESTED", 6)
@@ -229,7 +229,7 @@ def test_nobody_has_no_weight_and_clients_without_samples_count_alike() -> None:
 
 
 def test_a_view_made_of_another_remembers_what_that_one_did() -> None:
-    first = Cohort.of(updates(), START, WithRows(first_number))
+    first = CohortView.of(updates(), START, WithRows(first_number))
     first.remember("A-mean", 1)
     second = replace(first, round=2)
     second.remember("B-mean", 2)

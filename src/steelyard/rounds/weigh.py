@@ -28,7 +28,7 @@ from steelyard.messages.updates import Counts, Failure, Floats, Task, Updates
 from steelyard.privacy.hidden import BeyondBound
 from steelyard.rounds.private import NO_GUARANTEE, Guarantee, nobody
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
+from steelyard.weighing.cohort import CohortView, Memory, ServerSide
 from steelyard.weighing.criterion import Criterion, CriterionFault
 from steelyard.weighing.fitted import FitSettings, fit_weights
 from steelyard.weighing.weights import Weighing
@@ -408,8 +408,8 @@ class _OfServer(ServerSide):
         return super().output_layer() if found is None else found
 
 
-def _view(federation: Federation, state: RoundState, updates: Updates, server: Server, plan: Plan) -> Cohort:
-    return Cohort.of(
+def _view(federation: Federation, state: RoundState, updates: Updates, server: Server, plan: Plan) -> CohortView:
+    return CohortView.of(
         updates,
         state.parameters,
         _OfServer(server, federation, state),

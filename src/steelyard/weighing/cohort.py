@@ -165,82 +165,9 @@ class CohortView:
     """What was remembered in the rounds before, by name; empty in the first round."""
     changes: dict[str, Memory] = field(default_factory=dict[str, Memory], repr=False)
     """What was remembered in this round; a view that `replace` makes of this one goes on with the same."""
-
-    @cached_property
-    def divergence(self) -> Floats:
-        """‖Θ − Θ_a‖₂ of every client, over all parameters together."""
-        raise _no_models()
-
-    @cached_property
-    def gram(self) -> Floats:
-        """⟨Θ_a − Θ, Θ_b − Θ⟩ of every pair of clients: [clients, clients]; norms and cosines follow."""
-        raise _no_models()
-
-    @cached_property
-    def validation(self) -> ServerTest:
-        """Every client's model on the server's test set."""
-        raise _no_models()
-
-    @cached_property
-    def along_start(self) -> tuple[float, Floats]:
-        """‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, the angles between whole models follow."""
-        raise _no_models()
-
-    @cached_property
-    def root(self) -> tuple[Floats, float]:
-        """⟨Θ_a − Θ, u_0⟩ of every client and ‖u_0‖, with u_0 what the server learned this round from its own rows."""
-        raise _no_models()
-
-    @cached_property
-    def class_grams(self) -> Floats:
-        """As `gram`, over the rows of the last layer, one for each class: [classes, clients, clients]."""
-        raise _no_models()
-
-    @cached_property
-    def last_layer(self) -> Floats:
-        """Θ_a − Θ of every client in the parameters of the last layer: [clients, parameters]."""
-        raise _no_models()
-
-    @cached_property
-    def kernel_norms(self) -> Floats:
-        """‖W_l − W_al‖₂ of every client and every layer's kernel, without biases: [clients, kernels]."""
-        raise _no_models()
-
-    def test(self, weights: Floats) -> ServerTest:
-        """Test the models that these weights combine on the server's test set: [clients], or [models, clients].
-
-        Weights that are all 0 stand for the model that the cohort received.
-        """
-        raise _no_models()
-
-    def slopes(self, weights: Floats) -> Floats:
-        """Return ∂L/∂w of the server's loss at the model Σ w_a Θ_a, one number for each client."""
-        raise _no_models()
-
-    def remember(self, name: str, value: object) -> None:
-        """Keep a value for the next rounds of this federation: `memory[name]` has it from the next round on.
-
-        Use it for averages over rounds, reputations and the like; a checkpoint holds it. Begin the name with that of
-        the criterion, so that two of them never share one. Plain JSON values and arrays; arrays become lists.
-        """
-        try:
-            # Through JSON at once: a run that was resumed and one that was not then see the same.
-            self.changes[name] = json.loads(json.dumps(value, default=_listed))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"remember('{name}'): {error}; allowed: numbers, text, lists, tables, arrays") from error
-
-    @property
-    def remembered(self) -> dict[str, Memory]:
-        """The memory for the next round: what was there, with what was remembered in this round."""
-        return {**self.memory, **self.changes}
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Cohort(CohortView):
-    """The view of a cohort whose updates are here; what it costs is spent once, when it is first asked for."""
-
-    payload: Payload
-    parameters: torch.Tensor
+    payload: Payload | None = None
+    """The updates themselves; None where measures alone are at hand."""
+    parameters: torch.Tensor | None = None
     """The model that the cohort got."""
     server: ServerSide = field(default_factory=ServerSide)
 
@@ -257,7 +184,7 @@ class Cohort(CohortView):
         round: int = 0,
         rounds: int = 0,
         rate: float = 0.0,
-    ) -> Cohort:
+    ) -> CohortView:
         """Return the view of a cohort's updates; `samples` stand in place of those that the clients claim."""
         return cls(
             samples=read_only(updates.samples if samples is None else samples),
@@ -278,66 +205,112 @@ class Cohort(CohortView):
         )
 
     @property
-    def _single(self) -> SingleModels:
-        if (models := self.payload.single) is None:
+    def _sent(self) -> tuple[Payload, torch.Tensor]:
+        """The updates, and the model that they begin from."""
+        if self.payload is None or self.parameters is None:
             raise _no_models()
-        return models
+        return self.payload, self.parameters
 
     @property
-    def _dense(self) -> DenseModels:
-        if (models := self.payload.dense) is None:
+    def _single(self) -> tuple[SingleModels, torch.Tensor]:
+        payload, start = self._sent
+        if payload.single is None:
             raise _no_models()
-        return models
+        return payload.single, start
+
+    @property
+    def _dense(self) -> tuple[DenseModels, torch.Tensor]:
+        payload, start = self._sent
+        if payload.dense is None:
+            raise _no_models()
+        return payload.dense, start
 
     @cached_property
     def divergence(self) -> Floats:
-        return read_only(self.payload.divergence(self.parameters))
+        """‖Θ − Θ_a‖₂ of every client, over all parameters together."""
+        payload, start = self._sent
+        return read_only(payload.divergence(start))
 
     @cached_property
     def gram(self) -> Floats:
-        return read_only(self.payload.gram(self.parameters))
+        """⟨Θ_a − Θ, Θ_b − Θ⟩ of every pair of clients: [clients, clients]; norms and cosines follow."""
+        payload, start = self._sent
+        return read_only(payload.gram(start))
 
     @cached_property
     def validation(self) -> ServerTest:
-        return _read_only_test(self._single.tested(self.server.test))
+        """Every client's model on the server's test set."""
+        return _read_only_test(self._single[0].tested(self.server.test))
 
     @cached_property
     def along_start(self) -> tuple[float, Floats]:
-        return self._single.along_start(self.parameters)
+        """‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, the angles between whole models follow."""
+        models, start = self._single
+        return models.along_start(start)
 
     @cached_property
     def root(self) -> tuple[Floats, float]:
-        return self._single.along_root(self.parameters, self.server.trained())
+        """⟨Θ_a − Θ, u_0⟩ of every client and ‖u_0‖, with u_0 what the server learned this round from its own rows."""
+        models, start = self._single
+        return models.along_root(start, self.server.trained())
 
     @cached_property
     def class_grams(self) -> Floats:
-        return self._dense.grams_of(self.parameters, self.server.output_layer())
+        """As `gram`, over the rows of the last layer, one for each class: [classes, clients, clients]."""
+        models, start = self._dense
+        return models.grams_of(start, self.server.output_layer())
 
     @cached_property
     def last_layer(self) -> Floats:
-        return self._dense.parts_of(self.parameters, self.server.output_layer()).flatten(1).cpu().numpy()
+        """Θ_a − Θ of every client in the parameters of the last layer: [clients, parameters]."""
+        models, start = self._dense
+        return models.parts_of(start, self.server.output_layer()).flatten(1).cpu().numpy()
 
     @cached_property
     def kernel_norms(self) -> Floats:
-        return self._single.kernel_norms(self.parameters, self.server.kernels())
+        """‖W_l − W_al‖₂ of every client and every layer's kernel, without biases: [clients, kernels]."""
+        models, start = self._single
+        return models.kernel_norms(start, self.server.kernels())
 
     def test(self, weights: Floats) -> ServerTest:
+        """Test the models that these weights combine on the server's test set: [clients], or [models, clients].
+
+        Weights that are all 0 stand for the model that the cohort received.
+        """
+        payload, start = self._sent
         rows = np.atleast_2d(weights)
         # Some models at a time: all coalitions of twelve clients are 4,096.
-        size = max(1, MOST_TESTED // max(1, self.parameters.numel()))
-        parts = [self.server.test(self._models(rows[at : at + size])) for at in range(0, len(rows), size)]
+        size = max(1, MOST_TESTED // max(1, start.numel()))
+        parts: list[ServerTest] = []
+        for begin in range(0, len(rows), size):
+            some = rows[begin : begin + size]
+            models = payload.combine(start, some)
+            if (nobody := ~some.any(axis=1)).any():
+                models[np.flatnonzero(nobody)] = start.to(models.device, models.dtype)
+            parts.append(self.server.test(models))
         return parts[0] if len(parts) == 1 else ServerTest.joined(parts)
 
     def slopes(self, weights: Floats) -> Floats:
-        payload = self._dense
-        return payload.slopes(self.server.gradient(payload.combine(self.parameters, weights)))
+        """Return ∂L/∂w of the server's loss at the model Σ w_a Θ_a, one number for each client."""
+        models, start = self._dense
+        return models.slopes(self.server.gradient(models.combine(start, weights)))
 
-    def _models(self, weights: Floats) -> torch.Tensor:
-        found = self.payload.combine(self.parameters, weights)
-        nobody = ~weights.any(axis=1)
-        if nobody.any():
-            found[np.flatnonzero(nobody)] = self.parameters.to(found.device, found.dtype)
-        return found
+    def remember(self, name: str, value: object) -> None:
+        """Keep a value for the next rounds of this federation: `memory[name]` has it from the next round on.
+
+        Use it for averages over rounds, reputations and the like; a checkpoint holds it. Begin the name with that of
+        the criterion, so that two of them never share one. Plain JSON values and arrays; arrays become lists.
+        """
+        try:
+            # Through JSON at once: a run that was resumed and one that was not then see the same.
+            self.changes[name] = json.loads(json.dumps(value, default=_listed))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"remember('{name}'): {error}; allowed: numbers, text, lists, tables, arrays") from error
+
+    @property
+    def remembered(self) -> dict[str, Memory]:
+        """The memory for the next round: what was there, with what was remembered in this round."""
+        return {**self.memory, **self.changes}
 
 
 def _listed(value: object) -> object:

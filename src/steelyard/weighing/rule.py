@@ -116,7 +116,7 @@ class Rule:
     def __init__(self, settings: WeighingSettings, known: Iterable[registry.Criterion] | None = None) -> None:
         expect("Rule", settings, WeighingSettings, "WeighingSettings, such as WeighingSettings(criteria=['DS'])")
         if known is not None:
-            known = items_of(known, registry.Criterion, "Rule: known", "criteria, or None to look them up")
+            known = _criteria_given(known)
             if missing := set(settings.criteria) - {criterion.name for criterion in known}:
                 raise UserError(f"Rule: known: lacks {listed(sorted(missing))}; allowed: at least the rule's own")
         self.settings = settings
@@ -229,16 +229,17 @@ def check_how(how: object) -> None:
         raise UserError(f"how: got {brief(how)}; allowed: rule, {listed(get_args(Normalising))}, None")
 
 
-def items_of(values: object, kind: type, where: str, allowed: str) -> list[Any]:
-    """Return things of one kind that a user gave in some order."""
+def _criteria_given(values: object) -> list[registry.Criterion]:
+    """Return the criteria that a user gave in some order."""
+    allowed = "criteria, or None to look them up"
     if not isinstance(values, Iterable) or isinstance(values, str):
-        raise UserError(f"{where}: got {brief(values)}; allowed: {allowed}")
+        raise UserError(f"Rule: known: got {brief(values)}; allowed: {allowed}")
     try:
-        found = list[Any](values)
+        found: list[Any] = list[Any](values)
     except (RuntimeError, TypeError):
         found = [None]
     for value in found:
-        expect(where, value, kind, allowed)
+        expect("Rule: known", value, registry.Criterion, allowed)
     return found
 
 

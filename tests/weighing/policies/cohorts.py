@@ -11,7 +11,7 @@ import torch
 from steelyard.messages.payloads import DenseModels, ServerTest
 from steelyard.messages.updates import Counts, Floats, Updates
 from steelyard.weighing import criterion as registry
-from steelyard.weighing.cohort import Cohort, CohortView, Memory, ServerSide
+from steelyard.weighing.cohort import CohortView, Memory, ServerSide
 from steelyard.weighing.policy import Policy
 from steelyard.weighing.weights import to_weights
 
@@ -52,11 +52,11 @@ class WithRows(ServerSide):
         return OUTPUT
 
 
-class Sloped(Cohort):
+class Sloped(CohortView):
     """A cohort whose server knows its slopes by torch alone."""
 
     def slopes(self, weights: Floats) -> Floats:
-        return server_slopes(self._dense.models, weights)
+        return server_slopes(self._dense[0].models, weights)
 
 
 def answering(
