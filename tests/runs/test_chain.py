@@ -357,9 +357,9 @@ def test_a_damaged_memory_is_as_none(cache: Path, folder: Path, looks: list[Path
     chain_of(History(folder))
     path = next(cache.iterdir())
     kept = json.loads(path.read_text())
-    for text in ("", "[]", json.dumps({"state": kept["state"]}), json.dumps({**kept, "head": 3})):
+    for text in ("", "[]", json.dumps({"state": kept["state"]}), json.dumps({**kept, "chain": {"head": 3}})):
         path.write_text(text)
-        assert chain_of(History(folder)).head == kept["head"]
+        assert chain_of(History(folder)).head == kept["chain"]["head"]
         assert json.loads(path.read_text()) == kept
     assert looks == [folder] * 5
 

@@ -213,7 +213,7 @@ def retrain(
 
     Returns why they could not be written there; empty where they were.
     """
-    found: dict[tuple[str, int], tuple[RoundValues, ...]] = {}
+    found: Found = {}
     with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
         members = {main.name: _all_members(main, parts) for main in mains}
         models = _trained(parts, mains, members)

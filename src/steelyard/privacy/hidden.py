@@ -78,10 +78,7 @@ class FixedPoint:
 
     def encode(self, values: NDArray[np.floating[Any]]) -> Words:
         """Return numbers as words; refuses (ValueError) what is beyond the bound or no number."""
-        if not (np.abs(values) <= self.bound).all():  # A comparison with NaN is false.
-            raise ValueError(f"values: beyond the bound of {self.bound:g}; allowed: up to it")
-        scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0**self.places)
-        return scaled.astype(np.int64).astype(self.dtype)
+        return _in_steps(values, self.bound, self.places).astype(np.int64).astype(self.dtype)
 
     def decode(self, words: Words) -> NDArray[np.float64]:
         """Return the numbers, negative ones too, that words of a sum stand for."""
@@ -113,9 +110,14 @@ class Grid:
 
     def onto(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return numbers moved to the nearest point of the grid; those beyond the bound are refused (ValueError)."""
-        if not (np.abs(values) <= self.bound).all():  # A comparison with NaN is false.
-            raise ValueError(f"values: beyond the bound of {self.bound:g}; allowed: up to it")
-        return np.rint(np.asarray(values, dtype=np.float64) * 2.0**self.places) * 2.0**-self.places
+        return _in_steps(values, self.bound, self.places) * 2.0**-self.places
+
+
+def _in_steps(values: NDArray[np.floating[Any]], bound: float, places: int) -> NDArray[np.float64]:
+    """Return numbers as whole multiples of 2^-places, the nearest ones; those beyond the bound are refused."""
+    if not (np.abs(values) <= bound).all():  # A comparison with NaN is false.
+        raise ValueError(f"values: beyond the bound of {bound:g}; allowed: up to it")
+    return np.rint(np.asarray(values, dtype=np.float64) * 2.0**places)
 
 
 _BLOCK = 1 << 18

@@ -56,18 +56,8 @@ class Charge:
 
     def line(self) -> str:
         """Return the charge as one line of JSON."""
-        fields = _Line(
-            federation=self.federation,
-            round=self.round,
-            what=self.what,
-            noise=self.release.noise,
-            sampling=self.release.sampling,
-            rate=self.release.rate,
-            count=self.count,
-            mechanism=self.release.mechanism,
-            clients=self.clients,
-        )
-        return json.dumps(fields.model_dump(exclude_defaults=True))
+        fields = {name: value for name, value in vars(self).items() if name != "release"}
+        return json.dumps(_Line(**fields, **vars(self.release)).model_dump(exclude_defaults=True))
 
     @classmethod
     def read(cls, line: bytes) -> Charge:

@@ -35,12 +35,11 @@ from steelyard.proof.signing import (
     SigningKey,
     field,
     fields,
-    fingerprint,
     head_statement,
     link,
 )
 from steelyard.proof.statements import SealedRound, Statement, Tree, slot
-from steelyard.runs.facts import RUN, RunFacts, closing_problem, fact, file_problem, written_closing
+from steelyard.runs.facts import RUN, RunFacts, closing_problem, fact, file_problem, signed_by, written_closing
 
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""
@@ -306,12 +305,10 @@ class Records:
         ).fetchall()
         for round, size, sha256 in rows:
             head = self._head(round, head, marked(size, sha256), self.statements(round))
-            self._db.execute("UPDATE chain SET head = ? WHERE round = ?", (head, round))
-            if signer is not None:
-                key = fingerprint(signer.line)
-                signature = signer.sign(head_statement(self.run, round, head))
-                self._db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key, signer.line))
-                self._db.execute("UPDATE chain SET key = ?, signature = ? WHERE round = ?", (key, signature, round))
+            signed = signed_by(self._db, signer, head_statement(self.run, round, head))
+            self._db.execute(
+                "UPDATE chain SET head = ?, key = ?, signature = ? WHERE round = ?", (head, *signed, round)
+            )
             for _, key, *_ in self._federations:
                 marks = np.array([mark for *_, mark in self._marks(key, round)], dtype="<u8").tobytes()
                 self._db.execute(f"UPDATE digests SET marks = ? {_HERE}", (marks, key, round))

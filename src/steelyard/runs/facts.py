@@ -219,13 +219,18 @@ def write_closing(db: sqlite3.Connection, signer: SigningKey | None, facts: str 
     found, (last, _) = closing_hash(db, facts), last_head(db)
     if signer is None and written_closing(db) == (last, found):
         return  # as it was, and its signature holds
-    signed = (None, None)
-    if signer is not None:
-        key = fingerprint(signer.line)
-        db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key, signer.line))
-        signed = (key, signer.sign(closing_statement(fact(db, RUN) or "", found)))
+    signed = signed_by(db, signer, closing_statement(fact(db, RUN) or "", found))
     db.execute("DELETE FROM closing")
     db.execute("INSERT INTO closing VALUES (?, ?, ?, ?)", (last, found, *signed))
+
+
+def signed_by(db: sqlite3.Connection, signer: SigningKey | None, statement: bytes) -> tuple[str | None, bytes | None]:
+    """Return the fingerprint of the server's key, which the run then holds, and its signature; None without a key."""
+    if signer is None:
+        return None, None
+    key = fingerprint(signer.line)
+    db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key, signer.line))
+    return key, signer.sign(statement)
 
 
 def written_closing(db: sqlite3.Connection) -> tuple[int, str]:

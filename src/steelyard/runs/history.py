@@ -466,10 +466,7 @@ class _Remembered(BaseModel, extra="forbid", strict=True):
     """
 
     state: tuple[tuple[int, ...], ...]
-    head: str
-    round: int
-    ledger: bool
-    closing: str
+    chain: Checked
 
 
 def _state(folder: Path) -> tuple[tuple[int, ...], ...] | None:
@@ -494,7 +491,7 @@ def checked_once(folder: Path, check: Callable[[], Checked]) -> Checked:
     with suppress(OSError, ValueError):
         known = _Remembered.model_validate_json(path.read_text(encoding="utf-8"))
         if known.state == before:
-            return Checked(known.head, known.round, "", known.ledger, known.closing)
+            return known.chain
     found = check()
     last = max((when / 1e9 for state in before or () for when in state[3:]), default=begun)
     if (
@@ -504,7 +501,7 @@ def checked_once(folder: Path, check: Callable[[], Checked]) -> Checked:
         and begun - last >= SETTLED
         and before == _state(folder)
     ):
-        kept = _Remembered(state=before, head=found.head, round=found.round, ledger=found.ledger, closing=found.closing)
+        kept = _Remembered(state=before, chain=found)
         with suppress(OSError):  # a cache that cannot be written is no error
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write(path, kept.model_dump_json().encode())

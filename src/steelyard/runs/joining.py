@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from steelyard.runs.database import BROKEN, Reader, close_log, connect, exists, 
 from steelyard.runs.facts import RunFacts, checksum, write_closing
 from steelyard.runs.kept_updates import join_kept
 from steelyard.runs.schema import WRITE, declared
-from steelyard.runs.store import Store, held
+from steelyard.runs.store import RoundRows, Store, held
 
 DRAFT = ".setup"
 """Folder in which a run is put together; what is in it is no run yet."""
@@ -138,37 +138,19 @@ class _Part:
         rows = reader.rows("federations", tuple(declared()["federations"]), "ORDER BY id")
         return cls(folder, reader, {row[1]: row for row in rows}, dict(reader.rows("clients", ("id", "name"))))
 
-
-@dataclass(frozen=True, eq=False)
-class _Joined:
-    """The database that the parts become."""
-
-    db: sqlite3.Connection
-    clients: dict[str, int] = field(default_factory=dict[str, int])
-
-    def client(self, name: str) -> int:
-        """Return the number of a client, a new one where it is not known yet."""
-        if name not in self.clients:
-            self.clients[name] = len(self.clients) + 1
-            self.db.execute(WRITE["clients"], (self.clients[name], name))
-        return self.clients[name]
-
-    def copy(self, part: _Part, table: str, key: int, number: int, round: int, *, single: bool) -> None:
-        """Copy the rows of a federation's round; without `single`, not what is of single clients."""
+    def copied(self, table: str, federation: str, round: int, number: Callable[[str], int]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a federation's round by column, with the numbers that clients have elsewhere."""
         columns = tuple(declared()[table])
-        order = "ORDER BY client" if "client" in columns else ""
-        for row in part.reader.rows(table, columns, f"{_HERE} {order}", key, round):
-            values: dict[str, Any] = {**dict(zip(columns, row, strict=True)), "federation": number}
+        where = f"{_HERE} {'ORDER BY client' if 'client' in columns else ''}"
+        for row in self.reader.rows(table, columns, where, self.federations[federation][0], round):
+            values: dict[str, Any] = dict(zip(columns, row, strict=True))
             if "clients" in values:
                 keys = unpack([values["clients"]], [len(values["clients"]) // 4], KEYS).tolist()
-                names = [known(part.clients, one, "client") for one in keys]
-                values["clients"] = pack_column([self.client(name) for name in names], KEYS)
+                names = [known(self.clients, one, "client") for one in keys]
+                values["clients"] = pack_column([number(name) for name in names], KEYS)
             if "client" in values:
-                values["client"] = self.client(known(part.clients, values["client"], "client"))
-            if table == "digests":
-                # Marks are made again with the chain.
-                values |= {"marks": None} if single else {"marks": None, "updates": None, "salts": None}
-            self.db.execute(WRITE[table], tuple(values.values()))
+                values["client"] = number(known(self.clients, values["client"], "client"))
+            yield values
 
 
 def join_rounds(
@@ -201,7 +183,7 @@ def join_rounds(
 
 def _copy(db: sqlite3.Connection, parts: Sequence[_Part], names: Sequence[str], clients_every: int) -> int:
     """Copy all rounds of all federations; returns the last round."""
-    joined = _Joined(db)
+    rows = RoundRows(db)
     holds = {name: part for part in parts for name in part.federations}
     numbers = {name: number for number, name in enumerate(names, 1)}
     for name, number in numbers.items():
@@ -215,8 +197,12 @@ def _copy(db: sqlite3.Connection, parts: Sequence[_Part], names: Sequence[str], 
             for table in _TABLES:
                 if not single and table in _SINGLE:
                     continue
+                # Marks are made again with the chain; without single clients, digests are of models alone.
+                left = ("marks",) if single else ("marks", "updates", "salts")
                 try:
-                    joined.copy(part, table, part.federations[name][0], number, round, single=single)
+                    for values in part.copied(table, name, round, rows.client):
+                        values |= {"federation": number, **dict.fromkeys(left if table == "digests" else ())}
+                        db.execute(WRITE[table], tuple(values.values()))
                 except (*BROKEN, ValueError) as error:
                     raise unreadable(part.folder, error) from error
         db.execute(WRITE["chain"], (round, None, None, None, None, None))

@@ -397,7 +397,8 @@ class RoundRows:
             self._criteria[federation.name] = federation.rule.names
         self._federations = dict(self._db.execute(_FEDERATIONS))
 
-    def _client(self, name: str) -> int:
+    def client(self, name: str) -> int:
+        """Return the number of a client, a new one where it is not known yet."""
         key = self._clients.get(name)
         if key is None:
             key = self._db.execute(_NEW_CLIENT, (name,)).lastrowid
@@ -449,7 +450,7 @@ class RoundRows:
         """Write what each client added in a round, and what that was made from."""
         for found in values:
             row = (
-                pack([self._client(client) for client in found.clients], KEYS),
+                pack([self.client(client) for client in found.clients], KEYS),
                 *(pack(found.values), pack(found.error), pack(found.sizes, WHOLE), found.before, found.after),
             )
             here = (self._federations[federation], round, found.measure, found.method, source)
@@ -464,7 +465,7 @@ class RoundRows:
             for signed in each.signed:
                 key, names = fingerprint(signed.key), sorted(signed.digests)
                 self._db.execute(WRITE["keys"], (key, signed.key))
-                clients = pack([self._client(client) for client in names], KEYS)
+                clients = pack([self.client(client) for client in names], KEYS)
                 others = b"".join(signed.digests[client] for client in names if client not in there)
                 row = (*here, key, clients, others or None, signed.before or None, signed.signature)
                 self._db.execute(WRITE["signatures"], row)
@@ -481,7 +482,7 @@ class RoundRows:
         if weighing is not None:
             weights = np.zeros(len(updates.clients)) if record.kept_old else weighing.weights
             measured = (pack(weighing.scores), pack(weights), pack(weighing.raw), pack(weighing.normalised))
-        clients = pack([self._client(client) for client in updates.clients], KEYS)
+        clients = pack([self.client(client) for client in updates.clients], KEYS)
         row = (clients, sent["samples"], sent.get("bytes"), sent["loss"], *measured, sent.get("listening"))
         here = (federation, record.round)
         if updates.clients:
@@ -489,7 +490,7 @@ class RoundRows:
         answered = set(updates.clients)
         left_out = [failure for failure in updates.failures if failure.client not in answered]
         self._db.executemany(
-            WRITE["failures"], [(*here, self._client(failure.client), failure.reason) for failure in left_out]
+            WRITE["failures"], [(*here, self.client(failure.client), failure.reason) for failure in left_out]
         )
 
     def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
@@ -497,7 +498,7 @@ class RoundRows:
         names = list(figures)
         kept = _packed(answer)
         row = (
-            pack([self._client(client) for client in answer.clients], KEYS),
+            pack([self.client(client) for client in answer.clients], KEYS),
             *(kept["samples"], kept["score"], kept["loss"], json.dumps(names)),
             pack([figures[name] for name in names]) if names else None,
         )
@@ -505,7 +506,7 @@ class RoundRows:
             self._db.execute(WRITE["evaluations"], (federation, round, *row))
         self._db.executemany(
             WRITE["untested"],
-            [(federation, round, self._client(failure.client), failure.reason) for failure in answer.failures],
+            [(federation, round, self.client(failure.client), failure.reason) for failure in answer.failures],
         )
         if answer.right is not None:
             bits = np.packbits(answer.right).tobytes()
