@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -119,13 +118,13 @@ def ahead(work: Callable[[int], ResultT], items: Iterable[int], threads: int) ->
         yield from map(work, items)
         return
     with ThreadPoolExecutor(1) as pool:
-        following = deque[Future[ResultT]]()
+        following: Future[ResultT] | None = None
         for item in items:
-            following.append(pool.submit(work, item))
-            if len(following) > 1:
-                yield following.popleft().result()
-        while following:
-            yield following.popleft().result()
+            ready, following = following, pool.submit(work, item)
+            if ready is not None:
+                yield ready.result()
+        if following is not None:
+            yield following.result()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,16 @@ from steelyard.base.settings import Section
 from steelyard.messages.updates import Evaluations, Question
 from steelyard.recommend import metrics
 from steelyard.recommend.histories import Floats32, Histories, Users
-from steelyard.recommend.interactions import Codes, Names, Table, ascending, number_rows, read_columns, read_table
+from steelyard.recommend.interactions import (
+    Codes,
+    Names,
+    Table,
+    ascending,
+    number_rows,
+    places_in,
+    read_columns,
+    read_table,
+)
 from steelyard.recommend.metrics import (
     METRICS,
     Floats,
@@ -135,7 +144,7 @@ def _lists(
     if seen:
         notes.append(f"{table.path.name}: {seen} recommended items are in the user's own training set")
     counts = np.bincount(rows.user[order], minlength=len(users))
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank = places_in(counts)
     lists = np.full((len(users), cutoff), -1, dtype=np.int64)
     within = rank < cutoff
     lists[rows.user[order][within], rank[within]] = rows.item[order][within]

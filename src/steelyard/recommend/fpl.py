@@ -131,18 +131,22 @@ class Learning:
         return user, positive, negative
 
 
-def initial_table(seed: int, items: int, factors: int, spread: float = 0.1, bias_spread: float = 0.0) -> Floats32:
+SPREAD = 0.1
+"""Standard deviation of the first factors."""
+
+
+def initial_table(seed: int, items: int, factors: int, bias_spread: float = 0.0) -> Floats32:
     """Return the first (q_i, b_i), [items, factors + 1]: factors from N(0, 0.1²), biases 0 or normal too."""
     table = np.zeros((items, factors + 1), dtype=np.float32)
-    table[:, :factors] = generator(seed, 0, "", "fpl items").normal(0.0, spread, (items, factors))
+    table[:, :factors] = generator(seed, 0, "", "fpl items").normal(0.0, SPREAD, (items, factors))
     if bias_spread:
         table[:, factors] = generator(seed, 0, "", "fpl biases").normal(0.0, bias_spread, items)
     return table
 
 
-def initial_vector(seed: int, user: str, factors: int, spread: float = 0.1) -> Floats32:
+def initial_vector(seed: int, user: str, factors: int) -> Floats32:
     """Return a user's first vector from N(0, 0.1²), drawn on her device."""
-    return generator(seed, 0, user, "fpl vector").normal(0.0, spread, factors).astype(np.float32)
+    return generator(seed, 0, user, "fpl vector").normal(0.0, SPREAD, factors).astype(np.float32)
 
 
 # The sections of an experiment of kind "recommend".

@@ -43,9 +43,9 @@ class Histories:
         """Lay out training interactions by user; repeated pairs count once."""
         pairs = np.unique(data.user * len(data.items) + data.item)
         counts = np.bincount(pairs // len(data.items), minlength=len(data.users))
-        starts = np.concatenate([[0], np.cumsum(counts)])
         items = (pairs % len(data.items)).astype(np.int32)
-        return cls(tuple(data.users.tolist()), len(data.items), starts, items, np.zeros(len(counts), dtype=np.int64))
+        fakes = np.zeros(len(counts), dtype=np.int64)
+        return cls(tuple(data.users.tolist()), len(data.items), starts_of(counts), items, fakes)
 
     @property
     def users(self) -> int:
@@ -100,8 +100,13 @@ class Histories:
             count = max(0, min(round(share * len(own)), len(others) - 1))
             fakes[user] = count
             parts += [own, generator(seed, 0, name, "decoys").choice(others, size=count, replace=False)]
-        starts = np.concatenate([[0], np.cumsum(self.sizes + fakes)])
+        starts = starts_of(self.sizes + fakes)
         return Histories(self.names, self.catalogue, starts, np.concatenate(parts).astype(np.int32), fakes)
+
+
+def starts_of(counts: Codes | Sequence[int]) -> Codes:
+    """Return where stretches of these lengths begin, one after another, and where the last of them ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def stretches(starts: Codes, counts: Codes) -> Codes:
@@ -167,7 +172,7 @@ class Users:
             histories=Histories(
                 names=tuple(histories.names[index] for index in kept.tolist()),
                 catalogue=histories.catalogue,
-                starts=np.concatenate([[0], np.cumsum(histories.drawn_from[kept])]).astype(np.int64),
+                starts=starts_of(histories.drawn_from[kept]),
                 items=histories.items[entries],
                 fakes=histories.fakes[kept],
             ),

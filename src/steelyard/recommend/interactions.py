@@ -316,11 +316,14 @@ def _share(share: float) -> float:
 
 def _rank(data: Interactions, key: np.ndarray) -> np.ndarray:
     """Return each row's rank from 0 among its user's rows, ordered by the key (ties: the file's order)."""
-    order = np.lexsort((key, data.user))
-    starts = np.cumsum(data.per_user()) - data.per_user()
     rank = np.empty(len(data), dtype=np.int64)
-    rank[order] = np.arange(len(data)) - np.repeat(starts, data.per_user())
+    rank[np.lexsort((key, data.user))] = places_in(data.per_user())
     return rank
+
+
+def places_in(counts: Codes) -> Codes:
+    """Return 0 .. counts[0] − 1, then 0 .. counts[1] − 1, and so on: the place of each entry in its own stretch."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 # Reading and writing: MovieLens `.dat` and `u.data`, and TSV or CSV with or without a header. The form is seen in the

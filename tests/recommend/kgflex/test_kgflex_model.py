@@ -40,9 +40,9 @@ LEARNING = Learning(0.4, FACTORS)
 def case() -> tuple[Histories, Knowledge, np.ndarray, np.ndarray]:
     """Users, what is known, a table with biases that are not 0, and the users' first views."""
     histories, knowledge = few_known()
-    table = initial_features(1, FEATURES, FACTORS, spread=0.7)
+    table = 7 * initial_features(1, FEATURES, FACTORS)
     table[:, -1] = np.random.default_rng(1).normal(size=FEATURES)
-    return histories, knowledge, table, initial_views(1, histories.names, knowledge.selection, FACTORS, spread=0.7)
+    return histories, knowledge, table, 7 * initial_views(1, histories.names, knowledge.selection, FACTORS)
 
 
 # ---------------------------------------------------------------- information gain, and which features a user keeps

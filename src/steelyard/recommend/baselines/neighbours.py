@@ -13,6 +13,7 @@ import numpy as np
 
 from steelyard.base.randomness import stream_keys, uniforms
 from steelyard.recommend.baselines import Baseline, Count
+from steelyard.recommend.histories import starts_of
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.metrics import Floats, Scores
@@ -62,7 +63,7 @@ def nearest(taken: Any, count: int, similarity: Similarity = "cosine") -> Any:
             best = np.argsort(-found, kind="stable")[:count]
             columns.append(index[others][best])
             values.append(found[best])
-    ends = np.concatenate([[0], np.cumsum([len(each) for each in columns])])
+    ends = starts_of([len(each) for each in columns])
     joined = (np.concatenate([np.zeros(0), *values]), np.concatenate([np.zeros(0, np.int64), *columns]), ends)
     return sparse.csr_array(joined, shape=(rows.shape[0], rows.shape[0]))
 

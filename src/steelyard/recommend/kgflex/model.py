@@ -27,8 +27,9 @@ from functools import cached_property
 import numpy as np
 
 from steelyard.base.randomness import generator
-from steelyard.recommend.histories import Floats32, Histories, stretches
-from steelyard.recommend.interactions import Codes, Flags
+from steelyard.recommend.fpl import SPREAD
+from steelyard.recommend.histories import Floats32, Histories, starts_of, stretches
+from steelyard.recommend.interactions import Codes, Flags, places_in
 from steelyard.recommend.kgflex.selection import KgflexSettings, Selection, select
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.metrics import Floats
@@ -47,21 +48,21 @@ class Knowledge:
         return self.items.matrix.astype(np.float32).T.tocsr()
 
 
-def initial_features(seed: int, features: int, factors: int, spread: float = 0.1, bias_spread: float = 0.0) -> Floats32:
+def initial_features(seed: int, features: int, factors: int, bias_spread: float = 0.0) -> Floats32:
     """Return the first (g_f, b_f), [features, factors + 1]: vectors from N(0, 0.1²), biases 0 or spread as asked."""
     table = np.zeros((features, factors + 1), dtype=np.float32)
     source = generator(seed, 0, "", "kgflex features")
-    table[:, :factors] = source.normal(0.0, spread, (features, factors))
+    table[:, :factors] = source.normal(0.0, SPREAD, (features, factors))
     if bias_spread:
         table[:, factors] = source.normal(0.0, bias_spread, features)
     return table
 
 
-def initial_views(seed: int, names: Sequence[str], selection: Selection, factors: int, spread: float = 0.1) -> Floats32:
+def initial_views(seed: int, names: Sequence[str], selection: Selection, factors: int) -> Floats32:
     """Return the users' first p^u_f, [entries, factors], from N(0, 0.1²), each drawn on her device."""
     sizes = selection.sizes.tolist()
     drawn = [
-        generator(seed, 0, name, "kgflex views").normal(0.0, spread, (size, factors)).astype(np.float32)
+        generator(seed, 0, name, "kgflex views").normal(0.0, SPREAD, (size, factors)).astype(np.float32)
         for name, size in zip(names, sizes, strict=True)
     ]
     return np.concatenate(drawn) if drawn else np.zeros((0, factors), dtype=np.float32)
@@ -82,7 +83,7 @@ def scores(table: Floats32, views: Floats32, knowledge: Knowledge, users: Codes)
     own = stretches(selection.starts[users], sizes)
     with np.errstate(over="ignore", invalid="ignore"):
         found = feature_weights(table, views, selection, own)
-        entries = (found, selection.features[own], np.concatenate([[0], np.cumsum(sizes)]))
+        entries = (found, selection.features[own], starts_of(sizes))
         weights = sparse.csr_array(entries, shape=(len(users), knowledge.items.features))
         return np.asarray((weights @ knowledge.by_feature).toarray(), dtype=np.float32)
 
@@ -134,7 +135,7 @@ def ranks(selection: Selection) -> Codes:
     """Return the rank of each entry among its user's, the most informative feature first, from 0."""
     order = np.lexsort((-selection.weights, selection.owners))
     found = np.empty(len(order), dtype=np.int64)
-    found[order] = np.arange(len(order)) - np.repeat(selection.starts[:-1], selection.sizes)
+    found[order] = places_in(selection.sizes)
     return found
 
 

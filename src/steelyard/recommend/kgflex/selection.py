@@ -20,8 +20,8 @@ from pydantic_core import PydanticCustomError
 from steelyard.base.randomness import stream_keys, words_at
 from steelyard.base.settings import Section
 from steelyard.recommend.fpl import USER_CAPABILITIES
-from steelyard.recommend.histories import Floats32, Histories, Items
-from steelyard.recommend.interactions import Codes
+from steelyard.recommend.histories import Floats32, Histories, Items, starts_of
+from steelyard.recommend.interactions import Codes, places_in
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.metrics import Floats
 
@@ -183,7 +183,7 @@ def select(
     ]
     counts = np.concatenate([each[0] for each in parts]) if parts else np.zeros(0, dtype=np.int64)
     return Selection(
-        starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        starts=starts_of(counts),
         features=np.concatenate([each[1] for each in parts]).astype(np.int32),
         weights=np.concatenate([each[2] for each in parts]).astype(np.float32),
         total=features.features,
@@ -241,7 +241,7 @@ def _best(
     order = np.lexsort((feature, -gains, hop, row))
     group = row[order] * (len(limits) + 1) + hop[order]
     fresh = np.flatnonzero(np.diff(group, prepend=-1))
-    rank = np.arange(len(group)) - np.repeat(fresh, np.diff(np.append(fresh, len(group))))
+    rank = places_in(np.diff(np.append(fresh, len(group))))
     best = order[rank < np.asarray(limits)[hop[order] - 1]]
     best = best[np.lexsort((feature[best], row[best]))]
     return np.bincount(row[best], minlength=users), feature[best], gains[best]
