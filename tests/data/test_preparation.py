@@ -18,9 +18,10 @@ from steelyard.data.dataset import Population
 from steelyard.data.mending import mended
 from steelyard.data.preparation import Preparation
 from steelyard.data.scaling import normalised, preparation_of
-from steelyard.data.site_sums import SiteColumns
+from steelyard.data.site_sums import SiteColumns, site_preparation
 from steelyard.data.sources.images import Pictures
 from steelyard.data.tables import Table, read_tables
+from steelyard.experiment.loading import build
 
 WARDS = pandas.DataFrame(
     {
@@ -90,8 +91,9 @@ def test_what_nodes_tell_says_how_their_rows_are_read():
     data = by_name(unshared(**fields))
     told = SiteColumns.of("a", data, np.arange(len(data)), 1).sums
     whole: dict[str, Any] = {"data": {"source": "csv", **USUAL, **fields}, "partition": {"scheme": "natural"}}
-    prepared = Experiment(**whole).prepared(told, data.shape)
-    assert prepared is not None
+    table = build(whole).table
+    assert table is not None
+    prepared = site_preparation(table, told, data.shape)
     assert prepared.model_dump(exclude={"known"}) == data.described.model_dump(exclude={"known"})
 
 

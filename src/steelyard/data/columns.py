@@ -15,7 +15,7 @@ from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data.cells import LARGEST, emptied, in_order, parse_numbers, plain
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
 from steelyard.data.mending import BEYOND, left_out
-from steelyard.data.preparation import Column, Preparation, Target
+from steelyard.data.preparation import Column
 from steelyard.data.sources.source import COMPLETE, MOST_SHOWN, class_note
 from steelyard.data.tables import Table
 
@@ -56,33 +56,14 @@ def table_dataset(table: Table, settings: Csv) -> Dataset:
     )
     task = "survival" if settings.task == "survival" else dataset.task
     dataset = replace(dataset, notes=(*table.notes, *notes, *found), task=task)
-    return replace(dataset, preparation=_prepared(table, settings, columns, names, dataset))
-
-
-def _prepared(
-    table: Table, settings: Csv, columns: Mapping[str, InputColumn], names: Sequence[str], dataset: Dataset
-) -> Preparation:
-    """Return what the rows of a table went through, before it is known who trains on which."""
-    classes = [str(number) for number in range(dataset.classes)]
-    target = Target(
-        task=dataset.kind,
-        label=settings.labels,
-        names=list(names) or classes,
-        event=settings.event,
-        positive_above=settings.positive_above,
-    )
-    return Preparation(
-        form="table",
-        shape=list(dataset.shape),
-        target=target,
-        columns=[column.described for column in columns.values()],
-        indicators=list(settings.indicators),
+    described = settings.preparation(
+        [column.described for column in columns.values()],
+        dataset.shape,
+        dataset.kind,
+        names or [str(number) for number in range(dataset.classes)],
         known=[name for name in table.names if name not in columns],
-        owner=settings.owner,
-        missing=settings.missing,
-        normalise=settings.normalise,
-        cells=settings.cells(),
     )
+    return replace(dataset, preparation=described)
 
 
 def by_name(dataset: Dataset) -> Dataset:

@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.data.cells import in_order as in_level_order
-from steelyard.data.cells import moments
+from steelyard.data.cells import moments, plain
 from steelyard.data.findings import Finding, alone, beside, in_order
-from steelyard.data.preparation import Preparation
+from steelyard.data.preparation import Column, Preparation, Scale
 from steelyard.data.profile import ColumnProfile, SiteProfile, edges_of, profile_column
 
 if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     from steelyard.data.dataset import Dataset, Rows
+    from steelyard.data.sources.csv import Csv
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -240,6 +241,37 @@ def pooled(parts: Sequence[SiteSums]) -> SiteSums:
             for name in dict.fromkeys(name for part in parts for name in part.words)
         },
     )
+
+
+# What sites with a table agree on.
+
+
+def words_of(data: Csv, known: SiteSums) -> dict[str, list[str]]:
+    """Return the values of each category, and the classes, as far as the settings leave them open."""
+    said = {*data.levels, *data.agreed, *([] if data.class_count is None else [data.labels])}
+    found = {name: known.levels(name) for name in known.words if name not in said}
+    return {name: words for name, words in found.items() if words}
+
+
+def site_preparation(data: Csv, known: SiteSums, shape: Sequence[int]) -> Preparation:
+    """Return what rows of the sites go through: columns by name, categories, classes and scales as agreed."""
+    held = {**data.agreed, **data.levels}
+    levels = {name: list(map(plain, held.get(name, words))) for name, words in known.words.items()}
+    columns = [
+        Column(
+            name=name,
+            kind="category" if name in levels else "number",
+            levels=levels.get(name, []),
+            missing=list(map(plain, data.na_values.get(name, ()))),
+        )
+        for name in sorted({*known.columns, *levels} - {data.labels})
+    ]
+    scale = None
+    if known.columns and set(known.columns) <= set(data.scales):
+        agreed = [data.scales[name] for name in known.columns]
+        scale = Scale.by(agreed, data.missing, scaled=data.normalise != "unit")
+    names = levels.get(data.labels, []) if data.classes is None else [str(number) for number in range(data.classes)]
+    return data.preparation(columns, shape, data.task, names, scale=scale)
 
 
 def scales(together: SiteSums) -> Mapping[str, tuple[float, float]]:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset, DatasetOrSeeded
-    from steelyard.data.preparation import Preparation
-    from steelyard.data.site_sums import SiteSums
+    from steelyard.data.sources.csv import Csv
 
 
 class FederationSettings(WeighingSettings):
@@ -194,30 +193,8 @@ class Kind(Section):
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""
 
     @property
-    def has_columns(self) -> bool:
-        """Whether the sites have columns that can be compared before the first round."""
-        return False
-
-    @property
-    def agrees(self) -> bool:
-        """Whether there are columns on whose scales or fill values sites should agree before the first round."""
-        return False
-
-    @property
-    def agrees_on_words(self) -> bool:
-        """Whether sites should agree on values of categories or on classes, without which they may differ in shape."""
-        return False
-
-    def agreed(self, together: SiteSums) -> dict[str, Any]:
-        """Return the fields that follow from what the sites have together, by dotted name."""
-        return {}
-
-    def agreed_words(self, together: SiteSums) -> dict[str, Any]:
-        """Return the fields that follow from which words the sites have."""
-        return {}
-
-    def prepared(self, known: SiteSums, shape: Sequence[int]) -> Preparation | None:
-        """Return what rows of nodes go through, by what they told; None where nobody can say."""
+    def table(self) -> Csv | None:
+        """How a table is read whose columns can be compared before the first round; None of other data."""
         return None
 
     def about_data(self) -> Mapping[str, int | list[int]]:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from pydantic import SerializeAsAny, model_validator
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.base.errors import UserError, listed
 from steelyard.base.measures import MEASURES, TASKS, TaskMeasures, measure_of
+from steelyard.base.settings import fields_given
 from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
-from steelyard.data.cells import plain
 from steelyard.data.facts import FactSettings
-from steelyard.data.preparation import Column, Preparation, Scale, Target
-from steelyard.data.site_sums import SiteSums, scales
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.source import Memory
 from steelyard.experiment.checks import check_cohorts, check_common_model, check_measure, check_private
@@ -288,6 +286,14 @@ class LearningDescription(Description):
             own_reading(DataSettings, node)
         own_partition(node, held_out=False, seed=0)
 
+    def of_table(self, node: NodeConfig) -> Self:
+        """Return the experiment on a node's own table alone, split as its owner says."""
+        offers = self.data.capabilities()
+        part = fields_given(own_partition(node, held_out=offers.held_out, seed=0))
+        # A file that names no owners is one client's.
+        whole = {} if offers.owners else {"scheme": "iid", "clients": 1}
+        return self.changed({"data.path": str(node.data), "partition": part | whole})
+
     def check_own_rows(self, node: NodeConfig) -> None:
         """Refuse another way to read the file, flaws, another partition, or a validation split."""
         refuse_other("data", self.data, as_read(self.data, node))
@@ -308,6 +314,11 @@ class LearningDescription(Description):
         """Refuse what across machines would disclose single updates, or what only a simulation can do."""
         if self.clock is not None:
             raise UserError("clock: devices across machines take the time they take; allowed there: no [clock]")
+        if self._task == "survival" and self.training.batch_size == 1:
+            raise UserError(
+                "training.batch_size: got 1 with task survival, where the loss compares the rows of a step; allowed: 2 "
+                "or more, or full"
+            )
         check_federated(self.rules(), self.algorithms(), self.privacy)
 
     def about_data(self) -> Mapping[str, int | list[int]]:
@@ -320,75 +331,9 @@ class LearningDescription(Description):
         return known if shape is None else {**known, "features": list(shape)}
 
     @property
-    def has_columns(self) -> bool:
-        """Whether the data are a table."""
-        return isinstance(self.data, Csv)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether a table's columns are scaled or filled over all clients, by no scales that the experiment says."""
-        data = self.data
-        if not isinstance(data, Csv) or data.scales:
-            return False
-        return data.normalise == "standard" or (data.normalise == "unit" and data.missing == "mean")
-
-    @property
-    def agrees_on_words(self) -> bool:
-        """Whether the data are a table, of whose words the experiment does not say all that sites agreed on."""
-        return isinstance(self.data, Csv) and not self.data.agreed
-
-    def agreed(self, together: SiteSums) -> dict[str, Any]:
-        """Return the scale of each column."""
-        return {"data.scales": scales(together)} if self.agrees and len(together.columns) else {}
-
-    def agreed_words(self, together: SiteSums) -> dict[str, Any]:
-        """Return the values of each category, and the classes, as far as the experiment leaves them open."""
-        data = self.data
-        if not isinstance(data, Csv):
-            return {}
-        said = {*data.levels, *([] if data.class_count is None else [data.labels])}
-        found = {name: together.levels(name) for name in together.words if name not in said}
-        return {"data.agreed": {name: words for name, words in found.items() if words}} if any(found.values()) else {}
-
-    def prepared(self, known: SiteSums, shape: Sequence[int]) -> Preparation | None:
-        """Return what rows of a table go through: columns by name, categories, classes and scales as agreed."""
-        data = self.data
-        if not isinstance(data, Csv):
-            return None
-        held = {**data.agreed, **data.levels}
-        levels = {name: list(map(plain, held.get(name, words))) for name, words in known.words.items()}
-        names = levels.get(data.labels, [])
-        columns = [
-            Column(
-                name=name,
-                kind="category" if name in levels else "number",
-                levels=levels.get(name, []),
-                missing=list(map(plain, data.na_values.get(name, ()))),
-            )
-            for name in sorted({*known.columns, *levels} - {data.labels})
-        ]
-        scale = None
-        if known.columns and set(known.columns) <= set(data.scales):
-            agreed = [data.scales[name] for name in known.columns]
-            scale = Scale.by(agreed, data.missing, scaled=data.normalise != "unit")
-        return Preparation(
-            form="table",
-            shape=list(shape),
-            target=Target(
-                task=data.task,
-                label=data.labels,
-                names=names if data.classes is None else [str(number) for number in range(data.classes)],
-                event=data.event,
-                positive_above=data.positive_above,
-            ),
-            columns=columns,
-            indicators=list(data.indicators),
-            owner=data.owner,
-            cells=data.cells(),
-            missing=data.missing,
-            normalise=data.normalise,
-            scale=scale,
-        )
+    def table(self) -> Csv | None:
+        """How the table is read, where the data are one."""
+        return self.data if isinstance(self.data, Csv) else None
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""

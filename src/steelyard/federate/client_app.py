@@ -55,7 +55,9 @@ from steelyard.clients.flower.wire import (
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Noise, Sending, SendingClients, Step, in_order
 from steelyard.data.site_sums import SiteColumns
+from steelyard.experiment.data_check import check_data
 from steelyard.experiment.description import Description
+from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import book
 from steelyard.federate.book import Disclosure, NodeLedger, ledger_name
@@ -163,6 +165,8 @@ ResultT = TypeVar("ResultT")
 _MOST_BUILT = 2
 _LONGEST_EXPERIMENT = 1_000_000
 _built: dict[tuple[str, str], tuple[Description, NodeClients]] = {}
+_looked: set[Path | None] = set()
+"""Tables whose findings are in the log."""
 
 
 class NodeFault(Exception):
@@ -174,6 +178,7 @@ def node_clients(text: str, config: NodeConfig) -> tuple[Description, NodeClient
     key = (text, repr(config))
     if key not in _built:
         experiment = agreed(_document(text), config)
+        _look(experiment, config)
         built = experiment.on_node(config)
         for note in built.notes:
             _log.warning(note)
@@ -181,6 +186,16 @@ def node_clients(text: str, config: NodeConfig) -> tuple[Description, NodeClient
             del _built[next(iter(_built))]
         _built[key] = (experiment, built)
     return _built[key]
+
+
+def _look(experiment: Description, config: NodeConfig) -> None:
+    """Log what `steelyard check` finds in this node's own table, once: its owner reads it, and nobody else."""
+    if config.data in _looked or not config.own_data or not isinstance(experiment, LearningDescription):
+        return
+    _looked.add(config.data)
+    for finding in check_data(experiment.of_table(config), whole=False).findings:
+        row = f" ({finding.row})" if finding.row else ""
+        _log.warning(f"{finding.level}: {finding.sentence}{row}{finding.mend and f'; {finding.mend}'}")
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -352,8 +367,9 @@ def _statistics(message: Message, context: Context) -> RecordDict:
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, columns = _columns(form.experiment, config)
-        sums = columns.sums if experiment.agrees else columns.sums.without_scales()
-        what = survey.words(sums, scales=experiment.agrees)
+        pools = experiment.table is not None and experiment.table.pools
+        sums = columns.sums if pools else columns.sums.without_scales()
+        what = survey.words(sums, scales=pools)
         if _hides_updates(experiment):
             sums, what = sums.names_alone(), survey.words(sums, scales=False, counts=False)
         book.tell(config, what, len(sums.columns) + len(sums.words), form.run)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from steelyard.clients.flower.hidden_grid import HiddenClients
 from steelyard.clients.flower.mailbox import RunStopped
 from steelyard.clients.flower.register import REGISTER, RegisterFile
 from steelyard.clients.protocol import Clients, Server
-from steelyard.data.findings import in_order
+from steelyard.data.findings import in_order, of_all
+from steelyard.data.site_sums import scales, site_preparation, words_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.node_rules import held_to
@@ -111,7 +112,7 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey
     else:
         clients = FlowerClients(grid, refusals, experiment.federate, **further)
     _log.info(f"waiting for {experiment.federate.nodes} nodes")
-    clients.wait(alike=not (survey and experiment.agrees_on_words))
+    clients.wait(alike=not survey or experiment.table is None)
     _log.info(f"{clients.roster.nodes} nodes, {len(clients.roster.registered)} clients")
     terms = held_to(experiment, clients.roster.terms, len(clients.roster.registered))
     if terms:
@@ -122,8 +123,8 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey
         if not clients.roster.settled:
             clients.wait()
     shape, known = clients.roster.about.get("features"), clients.survey.known
-    if known is not None and isinstance(shape, list):
-        clients.prepared = held.prepared(known, shape)
+    if known is not None and isinstance(shape, list) and held.table is not None:
+        clients.prepared = site_preparation(held.table, known, shape)
     return clients
 
 
@@ -145,35 +146,35 @@ def agreed(clients: FlowerClients, experiment: Description) -> Description:
 
     First on words, then on scales. Two sites must tell something, or three where only their sum is seen.
     """
-    roster, survey = clients.roster, clients.survey
-    if not experiment.has_columns or not (experiment.agrees or roster.telling("sums", "findings")):
+    roster, survey, table = clients.roster, clients.survey, experiment.table
+    if table is None or not (table.pools or roster.telling("sums", "findings")):
         return experiment
     asked = 0 if experiment.refuses_statistics else survey.ask()
     if survey.known is None or asked < 2:
         why = experiment.refuses_statistics or "fewer than two nodes tell of their columns (statistics)"
-        alone = "; each node scales or fills by its own rows" if experiment.agrees else ""
-        roster.note(f"statistics: {why}{alone}")
+        roster.note(f"statistics: {why}{'; each node scales or fills by its own rows' if table.pools else ''}")
         return experiment
-    experiment = _agreed_on(clients, experiment, experiment.agreed_words(survey.known))
-    prepared = experiment.prepared(survey.known, [1])
-    if isinstance(clients, HiddenClients) and prepared is not None:
-        largest, shares = clients.aggregation.largest_weight, experiment.weighing.max_shares
-        bound = clients.aggregation.bound
-        like = survey.known.like(prepared)
-        survey.add_up(clients.train, like, bound, lambda count: cap_of(count, largest, shares))
-    if roster.telling("findings"):
-        clients.findings = in_order(survey.findings())
-        for finding in clients.findings:
-            _log.warning(f"{finding.level}: {finding.sentence} ({finding.name})")
-    return (
-        experiment if survey.together is None else _agreed_on(clients, experiment, experiment.agreed(survey.together))
-    )
+    experiment = _agreed_on(clients, experiment, "data.agreed", words_of(table, survey.known))
+    if isinstance(clients, HiddenClients):
+        settings, shares = clients.aggregation, experiment.weighing.max_shares
+        like = survey.known.like(site_preparation(experiment.table or table, survey.known, [1]))
+        survey.add_up(clients.train, like, settings.bound, lambda count: cap_of(count, settings.largest_weight, shares))
+    findings = survey.findings() if roster.telling("findings") else []
+    if (together := survey.together) is not None:
+        clients.findings = in_order([*findings, *of_all(together.profile("", table.labels), table.task)])
+        experiment = _agreed_on(clients, experiment, "data.scales", scales(together) if table.pools else {})
+    for finding in clients.findings:
+        _log.warning(f"{finding.level}: {finding.sentence} ({finding.name})")
+    return experiment
 
 
-def _agreed_on(clients: FlowerClients, experiment: Description, fields: Mapping[str, Any]) -> Description:
-    for name, found in fields.items():
-        _log.info(f"{name}: {len(found)} columns, agreed by the nodes")
-    return _hold(clients, experiment, fields)
+def _agreed_on(
+    clients: FlowerClients, experiment: Description, field: str, found: Mapping[str, Sequence[Any]]
+) -> Description:
+    if not found:
+        return experiment
+    _log.info(f"{field}: {len(found)} columns, agreed by the nodes")
+    return _hold(clients, experiment, {field: found})
 
 
 def _further(experiment: Description) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
@@ -10,7 +10,16 @@ from pydantic import Field, model_validator
 
 from steelyard.base.marks import DataFile
 from steelyard.base.settings import Section
-from steelyard.data.sources.source import BY_FILE, COMPLETE, Cell, FileSource, SourceCapabilities, is_pattern
+from steelyard.data.preparation import Column, Preparation, Target
+from steelyard.data.sources.source import (
+    BY_FILE,
+    COMPLETE,
+    Cell,
+    FileSource,
+    SourceCapabilities,
+    TaskKind,
+    is_pattern,
+)
 
 if TYPE_CHECKING:
     # For speed of start: settings are read without torch.
@@ -180,9 +189,36 @@ class Csv(FileSource, named="csv"):
             return 2
         return len(self.agreed[self.labels]) if self.labels in self.agreed else self.classes
 
-    def cells(self) -> dict[str, dict[str, Any]]:
-        """Return by column how its cells are read, as a model takes it along."""
-        return {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in self.columns.items()}
+    @property
+    def pools(self) -> bool:
+        """Whether columns are scaled or filled over all clients, by no scales that are given."""
+        fills = self.normalise == "unit" and self.missing == "mean"
+        return not self.scales and (self.normalise == "standard" or fills)
+
+    def preparation(
+        self, columns: list[Column], shape: Sequence[int], task: TaskKind, names: Sequence[str], **known: Any
+    ) -> Preparation:
+        """Return what rows go through, with what else is `known` of it: a model takes it along."""
+        cells = {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in self.columns.items()}
+        target = Target(
+            task=task,
+            label=self.labels,
+            names=list(names),
+            event=self.event,
+            positive_above=self.positive_above,
+        )
+        return Preparation(
+            form="table",
+            shape=list(shape),
+            target=target,
+            columns=columns,
+            indicators=list(self.indicators),
+            owner=self.owner,
+            cells=cells,
+            missing=self.missing,
+            normalise=self.normalise,
+            **known,
+        )
 
     def is_category(self, column: str) -> bool:
         """Whether a column is named as a category."""
