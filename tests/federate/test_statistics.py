@@ -251,7 +251,7 @@ def test_sites_agree_on_words_in_one_order_and_none_of_a_rare_one(sites: Sites, 
     data = read_experiment(tmp_path / "run").model_dump()["data"]
     assert {name: list(words) for name, words in data["agreed"].items()} == agreed
     assert set(data["scales"]) == {"age", "dose"}
-    assert found.clients["failure"].notna().sum() == 0
+    assert found.clients["failure"].dropna().tolist() == []
     prepared = Result(tmp_path / "run").model().preparation
     assert prepared.target.names == agreed["y"]
     assert {column.name: column.levels for column in prepared.columns if column.levels} == {

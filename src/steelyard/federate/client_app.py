@@ -55,7 +55,7 @@ from steelyard.clients.flower.wire import (
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.protocol import Noise, Sending, SendingClients, Step, in_order
 from steelyard.data.site_sums import SiteColumns
-from steelyard.experiment.data_check import check_data
+from steelyard.experiment.data_check import looked_at, said
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
@@ -193,9 +193,9 @@ def _look(experiment: Description, config: NodeConfig) -> None:
     if config.data in _looked or not config.own_data or not isinstance(experiment, LearningDescription):
         return
     _looked.add(config.data)
-    for finding in check_data(experiment.of_table(config), whole=False).findings:
-        row = f" ({finding.row})" if finding.row else ""
-        _log.warning(f"{finding.level}: {finding.sentence}{row}{finding.mend and f'; {finding.mend}'}")
+    if experiment.table is not None:
+        for finding in looked_at(experiment.of_table(config), most_cells=0)[0].findings:
+            _log.warning(f"{finding.level}: {said(finding)}{finding.mend and f'; {finding.mend}'}")
 
 
 def _document(text: str) -> dict[str, Any]:
