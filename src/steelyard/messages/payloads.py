@@ -141,10 +141,15 @@ AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
 def spans(size: int, rows: int, device: str = "cpu") -> Iterator[slice]:
-    """Yield the columns of models [clients, parameters] in runs small enough to work on so many rows of them."""
-    block = max(1, AT_ONCE[device] // max(rows, 1))
-    for begin in range(0, size, block):
-        yield slice(begin, min(begin + block, size))
+    """Return the columns of models [clients, parameters] in runs small enough to work on so many rows of them."""
+    return blocks(size, rows, AT_ONCE[device])
+
+
+def blocks(count: int, each: int, most: int) -> Iterator[slice]:
+    """Yield 0 .. `count` − 1 in runs that hold `most` numbers at a time, of so many each; one at least."""
+    step = max(1, most // max(each, 1))
+    for begin in range(0, count, step):
+        yield slice(begin, min(begin + step, count))
 
 
 class SingleModels(Payload, ABC):

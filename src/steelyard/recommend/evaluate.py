@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import stream_keys, words
 from steelyard.base.settings import Section
+from steelyard.messages.payloads import blocks
 from steelyard.messages.updates import Evaluations, Question
 from steelyard.recommend import metrics
 from steelyard.recommend.histories import Floats32, Histories, Users
@@ -255,13 +256,12 @@ def best_unseen(
     `scores(users)` gives the scores of all items; ties go by ascending item number. Use it for any system: FPL and
     every baseline get their lists here. `cells` is how many scores are held at a time.
     """
-    step = max(1, cells // max(histories.catalogue, 1))
     lists: list[Codes] = []
     values: list[NDArray[np.float64]] = []
-    for start in range(0, histories.users, step):
-        block = np.arange(start, min(start + step, histories.users))
-        found = scores(block)
-        best = top(found, histories.seen(block), cutoff)
+    for block in blocks(histories.users, histories.catalogue, cells):
+        users = np.arange(block.start, block.stop)
+        found = scores(users)
+        best = top(found, histories.seen(users), cutoff)
         lists.append(best)
         values.append(np.take_along_axis(found, np.maximum(best, 0), axis=1).astype(np.float64))
     return np.concatenate(lists), np.concatenate(values)
@@ -293,14 +293,12 @@ def draw_negatives(truth: GroundTruth, names: Sequence[str], sampled: Sampled) -
     """
     keys = stream_keys(sampled.seed, 0, names, "sampled negatives")
     found = np.full((truth.users, sampled.count), -1, dtype=np.int64)
-    step = max(1, _CELLS // max(truth.items, 1))
     drawn = min(sampled.count, truth.items)
-    for start in range(0, truth.users, step):
-        block = slice(start, min(start + step, truth.users))
-        taken = np.zeros((block.stop - start, truth.items), dtype=np.bool_)
+    for block in blocks(truth.users, truth.items, _CELLS):
+        taken = np.zeros((block.stop - block.start, truth.items), dtype=np.bool_)
         for user, item in ((truth.train_user, truth.train_item), (truth.test_user, truth.test_item)):
-            inside = (user >= start) & (user < block.stop)
-            taken[user[inside] - start, item[inside]] = True
+            inside = (user >= block.start) & (user < block.stop)
+            taken[user[inside] - block.start, item[inside]] = True
         order = np.where(taken, np.uint64(0xFFFFFFFFFFFFFFFF), words(keys[block], truth.items))
         chosen = np.argsort(order, axis=1, kind="stable")[:, :drawn]
         found[block, :drawn] = np.where(np.take_along_axis(taken, chosen, axis=1), -1, chosen)
@@ -310,14 +308,13 @@ def draw_negatives(truth: GroundTruth, names: Sequence[str], sampled: Sampled) -
 def ranks(truth: GroundTruth, negatives: Codes, scores: Scores) -> Codes:
     """Return the rank, from 0, of each relevant test item among its user's negatives; ties by ascending item number."""
     found = np.empty(len(truth.test_user), dtype=np.int64)
-    step = max(1, _CELLS // max(truth.items, 1))
-    for start in range(0, truth.users, step):
-        users = np.arange(start, min(start + step, truth.users))
-        pairs = np.flatnonzero((truth.test_user >= start) & (truth.test_user < start + step))
+    for block in blocks(truth.users, truth.items, _CELLS):
+        pairs = np.flatnonzero((truth.test_user >= block.start) & (truth.test_user < block.stop))
         if not len(pairs):
             continue
-        table = np.nan_to_num(scores(users), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-        row, item = truth.test_user[pairs] - start, truth.test_item[pairs]
+        known = scores(np.arange(block.start, block.stop))
+        table = np.nan_to_num(known, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        row, item = truth.test_user[pairs] - block.start, truth.test_item[pairs]
         others = negatives[truth.test_user[pairs]]
         mine, theirs = table[row, item][:, None], table[row[:, None], others]
         ahead = (theirs > mine) | ((theirs == mine) & (others < item[:, None]))

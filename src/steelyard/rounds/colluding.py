@@ -20,7 +20,7 @@ from steelyard.base.errors import UserError, in_words
 from steelyard.base.logs import doing, logger
 from steelyard.clients.protocol import Server
 from steelyard.defence.colluding import Candidates, Directions, around, candidates
-from steelyard.messages.payloads import DenseModels, ServerTest
+from steelyard.messages.payloads import DenseModels, ServerTest, blocks
 from steelyard.messages.updates import Counts, Floats, Task, Updates
 from steelyard.rounds.state import Federation, Plan, RoundState
 from steelyard.rounds.weigh import fit_to_server, weigh_soundly
@@ -123,9 +123,8 @@ class _Trial:
         """Return [candidates, 2]: the share of rows that each new model has wrong, and its loss; −∞ without a model."""
         bank = _Bank(torch.cat([self.models, self.start + tried.vectors]), self.start, self.payload.frozen)
         found = np.full((len(tried.names), 2), -np.inf)
-        size = max(1, MOST_TESTED // max(1, len(self.start)))
-        for begin in range(0, len(found), size):
-            made = {at: self._made(bank, tried.sent[at]) for at in range(begin, min(begin + size, len(found)))}
+        for block in blocks(len(found), len(self.start), MOST_TESTED):
+            made = {at: self._made(bank, tried.sent[at]) for at in range(block.start, block.stop)}
             models = {at: model for at, model in made.items() if model is not None}
             if models:
                 test = self.server.test(self.federation.seed, torch.stack(list(models.values())))

@@ -18,6 +18,7 @@ from steelyard.base.measures import Z
 from steelyard.base.randomness import generator
 from steelyard.base.tallies import quotient
 from steelyard.clients.protocol import Clients, Server
+from steelyard.messages.payloads import blocks
 from steelyard.messages.updates import Counts, Floats, Question, RowTests
 from steelyard.rounds.plan import AGREEMENT, ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Combine, Draft
@@ -79,10 +80,9 @@ def _shares(weights: Floats, coalitions: Coalitions) -> Floats:
 
 def _in_parts(test: Test, combine: Combine, received: torch.Tensor, weights: Floats) -> Tested:
     """Test the model of each row of weights, some models at a time; a row without weight is the received model."""
-    size = max(1, MOST_TESTED // max(1, received.numel()))
     parts: list[Tested] = []
-    for begin in range(0, len(weights), size):
-        rows = weights[begin : begin + size]
+    for block in blocks(len(weights), received.numel(), MOST_TESTED):
+        rows = weights[block]
         some = rows.any(axis=1)
         models = received.expand(len(rows), -1).clone()
         if some.any():

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import DenseModels, Payload, ServerTest, SingleModels
+from steelyard.messages.payloads import DenseModels, Payload, ServerTest, SingleModels, blocks
 from steelyard.messages.updates import Counts, Floats, Updates
 
 if TYPE_CHECKING:
@@ -280,10 +280,9 @@ class CohortView:
         payload, start = self._sent
         rows = np.atleast_2d(weights)
         # Some models at a time: all coalitions of twelve clients are 4,096.
-        size = max(1, MOST_TESTED // max(1, start.numel()))
         parts: list[ServerTest] = []
-        for begin in range(0, len(rows), size):
-            some = rows[begin : begin + size]
+        for block in blocks(len(rows), start.numel(), MOST_TESTED):
+            some = rows[block]
             models = payload.combine(start, some)
             if (nobody := ~some.any(axis=1)).any():
                 models[np.flatnonzero(nobody)] = start.to(models.device, models.dtype)

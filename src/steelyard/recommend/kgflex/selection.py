@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from steelyard.base.randomness import stream_keys, words_at
 from steelyard.base.settings import Section
+from steelyard.messages.payloads import blocks
 from steelyard.recommend.fpl import USER_CAPABILITIES
 from steelyard.recommend.histories import Floats32, Histories, Items, starts_of
 from steelyard.recommend.interactions import Codes, places_in
@@ -174,12 +175,9 @@ def select(
     as much as these together; where fewer are, each of them counts as one.
     """
     keys = stream_keys(seed, 0, histories.names, "kgflex others")
-    step = max(1, _CELLS // max(histories.catalogue, features.features, 1))
     parts = [
-        _select(
-            histories, features, np.arange(start, min(start + step, histories.users)), keys, limits, ratio, criterion
-        )
-        for start in range(0, histories.users, step)
+        _select(histories, features, np.arange(block.start, block.stop), keys, limits, ratio, criterion)
+        for block in blocks(histories.users, max(histories.catalogue, features.features), _CELLS)
     ]
     counts = np.concatenate([each[0] for each in parts]) if parts else np.zeros(0, dtype=np.int64)
     return Selection(
