@@ -57,6 +57,16 @@ def test_owners_are_clients_and_small_ones_are_left_out(tmp_path: Path) -> None:
         proposed(tmp_path, owners={"a": 998, "b": 1, "c": 1})
 
 
+@pytest.mark.parametrize("rows", [400, 420, 569, 609, 2000])
+def test_the_server_gets_enough_rows_to_report_on(tmp_path: Path, rows: int) -> None:
+    """Half of them report, 30 at least: a comparison ends with a recommendation."""
+    owners = {"a": rows // 2, "b": rows - rows // 2}
+    for more in ({}, {"owners": owners}):
+        partition = proposed(tmp_path, rows=rows, **more)["partition"]
+        assert partition["server_report"] == "apart"
+        assert int(partition["server_fraction"] * rows) >= 60
+
+
 def test_a_test_part_is_used(tmp_path: Path) -> None:
     fields = {"held_out": ("part", "")}
     plain = proposed(tmp_path, held_out=200, fields=fields)

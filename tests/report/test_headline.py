@@ -128,6 +128,7 @@ def test_few_rows_recommend_nothing_and_the_clients_tests_choose(run: Path) -> N
         return recommended(run)["sentence"]
 
     assert found(29).startswith("No recommendation: 29 test samples are too few")
+    assert found(29).endswith("set partition.server_fraction = 0.11.")
     for rule, gain in (("fedavg", 0), ("VP>DS", 0.05), ("online(DS>LD)", 0.04)):
         for seed in SEEDS:
             score(run, rule, seed, 0.5 + seed / 100 + gain * (1 + seed / 500))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+LEAST_ROWS = 30
+"""On fewer, one that is right by chance moves the accuracy by more than three points: they decide nothing."""
 FEWEST = 10
 """A score on fewer rows is marked "too few": it ranks nobody."""
 WIDEST = 0.5

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -84,11 +82,9 @@ def print_part(part: object, folder: Path, format: str) -> None:
     emit({"part": str(part), "folder": str(folder)}, "json" if format == "json" else "text", (), lines)
 
 
-def terminal_width() -> int | None:
-    """Return the terminal's width, also as COLUMNS gives it; None where the output goes to a file or a program."""
-    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
-        return None
-    return max(40, shutil.get_terminal_size().columns)
+def terminal_width() -> int:
+    """Return the terminal's width, also as COLUMNS gives it; of a file or a program, which have none, 100."""
+    return max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
 def metric_table(document: Metrics) -> Table:
@@ -278,11 +274,9 @@ def _heaviest(document: Comparison, who: str) -> list[Table]:
     rows = [(name, *shown(seed)) for name, seed in _each(document) if seed.heaviest_clients]
     if not rows:
         return []
-    ranks = max(map(len, rows)) - 1
-    width = terminal_width()
-    if width is not None:
-        widest = max(len(cell) for row in rows for cell in row[1:])
-        ranks = max(1, min(ranks, (width - max(len(row[0]) for row in rows)) // (widest + 2)))
+    widest = max(len(cell) for row in rows for cell in row[1:])
+    room = (terminal_width() - max(len(row[0]) for row in rows)) // (widest + 2)
+    ranks = max(1, min(max(map(len, rows)) - 1, room))
     title = f"{who} that carried most weight (share of all weight, samples"
     title += ", * flawed)" if any(flaws.values()) else ")"
     filled = tuple((*row, *[""] * ranks)[: ranks + 1] for row in rows)

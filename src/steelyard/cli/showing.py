@@ -256,7 +256,7 @@ def _draw_split(described: Description, figure: Path | None, format: Format) -> 
         from steelyard.report.figures.one_rule import planned_split
 
         write_figure(planned_split(found), figure)
-    drawn = (Copied(line) for line in draw_letters(found, terminal_width() or 80))
+    drawn = (Copied(line) for line in draw_letters(found, terminal_width()))
     emit(found, format, [*drawn, *account(found)])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.base.errors import UserError, first_names, without_controls
+from steelyard.base.measures import LEAST_ROWS
 from steelyard.base.settings import parse
 from steelyard.data.inspect import DataSummary, shown
 from steelyard.experiment.loading import build, resolve_paths
@@ -117,7 +118,7 @@ def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
         scheme = "given" if summary.owners_held_out else "natural"
         section.fields["scheme"] = (scheme, "one client for each owner")
         section.fields["minimum"] = (minimum, "owners with fewer rows are left out")
-        clients, each = len(kept), float(np.median(kept))
+        clients, each, trained = len(kept), float(np.median(kept)), min(trained, int(kept.sum()))
     else:
         clients = 50 if trained >= MANY_ROWS else int(np.clip(trained // 50, 2, 10))
         each = trained / clients
@@ -142,13 +143,15 @@ def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
             "fraction",
             "rows that the server keeps, to weigh clients by what their models can do",
         )
-        section.fields["server_fraction"] = (0.1, "")
+        # Half of them report: enough to compare rules on, where a tenth of few rows would not be.
+        share = max(0.1, ceil(100 * (2 * LEAST_ROWS + 2) / trained) / 100)
+        section.fields["server_fraction"] = (share, "")
         if summary.owners is not None or summary.classes:
             balance = "owners" if summary.owners is not None and len(summary.owners) <= 20 else "classes"
             if balance == "owners" or summary.classes:
                 section.fields["server_balance"] = (balance, "as many of each")
         section.fields["server_report"] = ("apart", "half of them weigh, the other half only report")
-        each *= 0.9
+        each *= 1 - share
     return section, clients, each
 
 

@@ -21,6 +21,7 @@ from pydantic import computed_field
 
 from steelyard.base.documents import Document
 from steelyard.base.measures import (
+    LEAST_ROWS,
     Estimate,
     Measure,
     deviation,
@@ -33,9 +34,6 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, recipes
 from steelyard.report.curves import Curve, Recorded, find_baseline
 from steelyard.report.statistics import LEAST_SEEDS, detectable, paired_p, paired_tests, seeds_for, verdict
-
-LEAST_ROWS = 30
-"""With fewer, one that is right by chance moves the accuracy by more than three points: they decide nothing."""
 
 Values = Mapping[str, Sequence[float]]
 """By rule: a value for each seed, the seeds in the same order for every rule."""
@@ -521,7 +519,8 @@ def _rows(run: Recorded, experiment: Description, *, server: bool) -> tuple[bool
     if chose and (by_server or dealt):
         refused = "the server's test samples also weighted the clients. Set partition.server_report = 'apart'"
     elif measure.bounded and 0 < few < LEAST_ROWS:
-        refused = f"{few} test samples are too few to compare rules ({LEAST_ROWS} at least)"
+        more = _larger(experiment, "server_fraction" if by_server else "test_fraction", few)
+        refused = f"{few} test samples are too few to compare rules ({LEAST_ROWS} at least){more}"
     where = f"on {run.server_rows}"
     if not by_server:
         count = f"{min(tested):,}" if min(tested) == max(tested) else f"{min(tested):,} to {max(tested):,}"
@@ -529,6 +528,15 @@ def _rows(run: Recorded, experiment: Description, *, server: bool) -> tuple[bool
         where = f"over {count} users" if experiment.lists else f"on the clients' {count} {own} samples"
     rows = Rows(measure, where, few, refused)
     return by_server, _with_choice(rows, experiment, run.curves, min(tested), by_server=by_server)
+
+
+def _larger(experiment: Description, field: str, samples: int) -> str:
+    """Return the share of the rows that would give enough test samples, to end a sentence; empty if none does."""
+    section = experiment.model_dump(include={"partition"}).get("partition", {})
+    given = {"server_fraction": section.get("server") == "fraction", "test_fraction": section.get("test") == "local"}
+    # One row more than the share that would just do: shares are rounded to whole rows, client by client.
+    share = math.ceil(100 * section[field] * (LEAST_ROWS + 1) / samples) / 100 if given[field] else 1.0
+    return f"; set partition.{field} = {share:g}" if share <= 0.5 else ""
 
 
 def _with_choice(rows: Rows, experiment: Description, curves: Sequence[Curve], tested: int, *, by_server: bool) -> Rows:

@@ -123,12 +123,13 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
 
 
 def as_text(table: Table, width: int | None = None) -> str:
-    """Write a table as plain text; one that is too wide is broken into blocks of columns, each with the first."""
+    """Write a table as plain text; one too wide is broken into titled blocks of columns, each with the first."""
     table = _plain(table)
     lines = [table.headings, *table.rows]
     widths = _widths(table, width)
     parts = [wrapped(table.title, width)] if table.title else []
-    for columns in _blocks(widths, width):
+    for number, columns in enumerate(_blocks(widths, width)):
+        parts += ["", wrapped(f"{table.title or table.headings[0]} (continued)", width)] if number else []
         folded = [_folded(row, table.names, columns, widths) for row in lines]
         rule = "-" * max(len(line) for row in folded for line in row)
         parts += [rule, *folded[0], rule, *(line for row in folded[1:] for line in row), rule]

@@ -304,7 +304,7 @@ def _reached(rule: RuleResult) -> str:
     known = [value for value in found.values if not math.isnan(value)] if found else []
     if found and len(known) == len(found.values):
         return cell(found)
-    return f"{len(known)} of {len(rule.seeds)} seeds" if known else "not reached"
+    return f"{len(known)} of {len(rule.seeds)} seeds" if known else "never"
 
 
 def _main_note(document: Comparison, found: Verdict) -> str:
