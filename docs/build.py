@@ -25,6 +25,7 @@ def build(site: Path) -> int:
             made = folder / "docs" / path
             made.parent.mkdir(parents=True, exist_ok=True)
             made.write_text(text, encoding="utf-8")
+        shutil.copy(ROOT / "src" / "steelyard" / "report" / "assets" / "theme.css", folder / "docs")
         shutil.copy(ROOT / "mkdocs.yml", folder)
         (folder / "src").symlink_to(ROOT / "src")
         done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=False)

@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 
 IMAGES = Path(__file__).parent / "images"
-INK, PAPER, LINE = "#263238", "#ffffff", "#90a4ae"
-BLUE, GREEN, ORANGE, GREY = "#e3f2fd", "#e8f5e9", "#fbe9e7", "#eceff1"
+INK, PAPER, LINE = "#20262d", "#fffdf8", "#c9963a"
+BLUE, GREEN, ORANGE, GREY = "#e6eef4", "#e6f0e6", "#f9e4d6", "#f6eedc"
 
 
 @dataclass
@@ -63,9 +63,9 @@ class Drawing:
 
 
 def one_round() -> Drawing:
-    """A round of federated learning: hospitals train, the server weighs and adds up."""
+    """A round of federated learning: hospitals train, the server computes weights and adds the updates."""
     drawing = Drawing(760, 330, "One round of federated learning")
-    drawing.box(270, 20, 220, 62, ["server", "has the present model"], BLUE)
+    drawing.box(270, 20, 220, 62, ["server", "has the current model"], BLUE)
     hospitals = [("Cleveland", "303 patients"), ("Budapest", "294 patients"), ("Basel", "123 patients")]
     for number, (name, rows) in enumerate(hospitals):
         x = 40 + 250 * number
@@ -73,9 +73,9 @@ def one_round() -> Drawing:
         drawing.arrow(380, 84, x + 90, 128, both=True)
     drawing.words(150, 100, "1  the model goes out")
     drawing.words(610, 100, "2  updates come back")
-    drawing.box(40, 240, 200, 66, ["3  measure", "size, labels, results"], GREY)
-    drawing.box(280, 240, 200, 66, ["4  weigh", "by the rule that you choose"], ORANGE)
-    drawing.box(520, 240, 200, 66, ["5  add up", "the new model"], BLUE)
+    drawing.box(40, 240, 200, 66, ["3  measure", "size, labels, accuracy"], GREY)
+    drawing.box(280, 240, 200, 66, ["4  compute weights", "by the rule that you choose"], ORANGE)
+    drawing.box(520, 240, 200, 66, ["5  add the updates", "the new model"], BLUE)
     drawing.arrow(242, 273, 278, 273)
     drawing.arrow(482, 273, 518, 273)
     return drawing
@@ -88,10 +88,10 @@ def machines() -> Drawing:
     drawing.words(380, 145, "one port, TLS, registered keys only")
     for number, name in enumerate(("hospital-a", "hospital-b", "hospital-c")):
         x = 40 + 250 * number
-        drawing.box(x, 190, 180, 90, [name, "federate node", "its rows, its own file"], GREEN)
+        drawing.box(x, 190, 180, 90, [name, "federate node", "its data, its own file"], GREEN)
         drawing.arrow(380, 155, x + 90, 188, both=True)
-    drawing.words(120, 160, "models and measures")
-    drawing.words(640, 160, "never rows")
+    drawing.words(120, 160, "models and criteria")
+    drawing.words(640, 160, "never samples")
     return drawing
 
 
@@ -99,10 +99,10 @@ def which_rule() -> Drawing:
     """Five questions that lead to a rule to begin with."""
     drawing = Drawing(760, 420, "Which rule to begin with")
     questions = [
-        ("May clients be hostile?", "clip(capped(RD;max_shares=1.5))", "bounded, not unbreakable"),
-        ("Hundreds of trusted rows at the server?", "server-only first", "you may need no clients"),
-        ("A few trusted rows at the server?", "VP>LD>DS/max", "better in 29 of 45 cases"),
-        ("May the big clients be the bad ones?", "LE or EQ", "better in 27 and 24"),
+        ("May clients be malicious?", "clip(capped(RD;max_shares=1.5))", "bounded, not unbreakable"),
+        ("Server: hundreds of trusted samples?", "server-only first", "you may need no clients"),
+        ("Server: a few trusted samples?", "VP>LD>DS/max", "better in 29 of 45 cases"),
+        ("May the large clients be faulty?", "LE or EQ", "better in 27 and 24"),
         ("Do clients differ at all?", "LD>DS>MD/max", "better in 29 of 45 cases"),
     ]
     for number, (question, rule, why) in enumerate(questions):
@@ -126,8 +126,8 @@ def promises() -> Drawing:
     rows = [
         ("no protection", "seen by the server", "seen by the server", "seen by all"),
         ("secure aggregation", "hidden", "seen by the server", "seen by all"),
-        ("noise by the server", "seen by the server", "noisy for all others", "noisy for all"),
-        ("noise on the devices", "noisy for all", "noisy for all", "noisy for all"),
+        ("central noise", "seen by the server", "noisy for all others", "noisy for all"),
+        ("local noise", "noisy for all", "noisy for all", "noisy for all"),
     ]
     for row, (name, *cells) in enumerate(rows):
         y = 54 + 52 * row

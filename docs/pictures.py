@@ -28,6 +28,7 @@ COLUMNS = 90
 def main() -> None:
     """Draw everything, in an empty folder."""
     diagrams.main()
+    _take_the_reports_look()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         _draw_readme()
@@ -36,6 +37,17 @@ def main() -> None:
         _draw_page()
         _draw_gallery()
         _draw_flower_app()
+
+
+def _take_the_reports_look() -> None:
+    """Have Altair draw every chart of this process as the report does."""
+    import altair as alt
+
+    from steelyard.report.figures.look import theme
+
+    alt.theme.register("steelyard", enable=True)(
+        lambda: alt.theme.ThemeConfig(config={**theme(), "background": "#fffdf8"})
+    )
 
 
 def _draw_readme() -> None:
@@ -105,10 +117,17 @@ def _draw_gallery() -> None:
         if path.suffix == ".ipynb":
             subprocess.run([sys.executable, "-c", _NOTEBOOK, str(path)], check=True)
         else:
-            subprocess.run([sys.executable, str(path)], check=True)
+            subprocess.run([sys.executable, "-c", _SCRIPT, str(DOCS), str(path)], check=True)
         shutil.copy(f"{path.stem}.svg", IMAGES / "gallery")
 
 
+_SCRIPT = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+import pictures
+pictures._take_the_reports_look()
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
 _NOTEBOOK = """
 import sys, nbclient, nbformat
 nbclient.NotebookClient(nbformat.read(sys.argv[1], as_version=4), timeout=600).execute()

@@ -22,7 +22,7 @@ from steelyard.base.files import cache_folder
 from steelyard.report.rendering import filled
 
 PLACES = (Path(__file__).parent / "docs", Path(__file__).parents[2] / "docs")
-PARTS = {"": "Steelyard", "guide": "Guide", "algorithms": "Algorithms", "reference": "Reference"}
+PARTS = {"": "Overview", "guide": "Guide", "algorithms": "Algorithms", "reference": "Reference"}
 PICTURES = (".svg", ".png")
 _FROM_DOCSTRINGS = re.compile(r"^::: ([\w.]+)\n(?:    .*\n)*", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
@@ -94,7 +94,8 @@ def page_html(path: str, texts: Mapping[str, str]) -> str:
         if heading.type == "heading_open":
             heading.attrSet("id", anchor(inside.content))
     body = markdown.renderer.render(tokens, markdown.options, {})
-    return filled("manual.html.j2", title=title(texts[path]), parts=_parts(path, texts), body=body)
+    home = f"{relpath('index', path + '/..')}.html"
+    return filled("manual.html.j2", title=title(texts[path]), home=home, parts=_parts(path, texts), body=body)
 
 
 def anchor(heading: str) -> str:
@@ -117,10 +118,14 @@ def _linked(path: str, texts: Mapping[str, str]) -> str:
 
 
 def _parts(path: str, texts: Mapping[str, str]) -> list[Part]:
-    """Return all pages by part, with their links as seen from one of them; its own part is open."""
+    """Return all pages by part in the order of its index, with links as seen from one page; its own part is open."""
     found: list[Part] = []
     for part, heading in PARTS.items():
-        inside = [each for each in texts if each.rpartition("/")[0] == part]
+        index = texts.get(f"{part}/index", "")
+        names = {each: each.rpartition("/")[2] for each in texts if each.rpartition("/")[0] == part and each != "index"}
+        inside = sorted(
+            names, key=lambda each: (names[each] != "index", index.find(f"({names[each]}.md") % (len(index) + 1))
+        )
         links = {title(texts[each]): f"{relpath(each, path + '/..')}.html" for each in inside}
         found.append(Part(heading, part in ("", path.rpartition("/")[0]), links))
     return found

@@ -35,6 +35,8 @@ from steelyard.federate import book
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.privacy import sharing
+from steelyard.report.figures.look import theme
+from steelyard.report.rendering import asset
 from steelyard.runs.schema import declared
 from steelyard.studies import sweep_table
 
@@ -73,6 +75,17 @@ def test_the_guide_is_short_and_every_page_is_in_the_menu() -> None:
     pages = {path.removeprefix("docs/") for path in written_pages() if path.startswith("docs/")}
     made = {path for path in made_pages() if "/policies/" not in path}
     assert menu - {"contributing.md", "changelog.md"} == pages | made
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_figures_have_the_colours_of_the_pages(dark: bool) -> None:
+    """Of theme.css, which report, page, offline pages and the site begin with."""
+    colours = {
+        name: pair[dark] for name, *pair in re.findall(r"--(\w+): light-dark\((\S+), (\S+)\)", asset("theme.css"))
+    }
+    look = theme(dark)
+    drawn = {"ink": look["title"]["color"], "soft": look["axis"]["domainColor"], "line": look["axis"]["gridColor"]}
+    assert drawn.items() <= colours.items()
 
 
 def test_diagrams_are_as_drawn_and_no_picture_is_kept_for_nothing() -> None:
