@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data import files
+from steelyard.data.cells import is_number
 from steelyard.data.files import find, search_folders
 from steelyard.data.sources.source import BY_FILE, MOST_SHOWN, is_pattern
 
@@ -208,7 +209,7 @@ def unreadable(path: Path, problem: Exception, expected: str = TABLE) -> UserErr
 
 
 def _check_header(path: Path, columns: list[str], named: set[str]) -> None:
-    numbers = [name for name in columns if _is_number(name)]
+    numbers = [name for name in columns if is_number(name.replace(",", "."))]
     if 2 * len(numbers) > len(columns) and not named <= set(columns):
         raise UserError(
             f"{path}: the first line holds numbers such as '{numbers[0]}', not column names; "
@@ -219,14 +220,6 @@ def _check_header(path: Path, columns: list[str], named: set[str]) -> None:
             raise UserError(f"{path}: column {columns.index('') + 1} has no name; expected a name for each column")
         if count > 1:
             raise UserError(f"{path}: names column '{name}' {count} times; expected each name once")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace(",", "."))
-    except ValueError:
-        return False
-    return True
 
 
 def _decimal(delimiter: str, lines: list[list[str]]) -> str:

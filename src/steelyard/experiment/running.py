@@ -84,12 +84,12 @@ def run(
     that are wrong for certain are refused, but for findings that `accept` names.
     """
     check_tracker(experiment.tracking)
-    experiment, dataset = experiment.with_dataset(dataset, (seeds or [experiment.seed])[0])
+    seed = (seeds or [experiment.seed])[0]
+    experiment, dataset = experiment.with_dataset(dataset, seed)
     folder = new_folder(experiment, out)
-    looked, read = None, None
+    looked, read, handed = None, None, None
     if assemble is None:
         with doing("reading the data"):
-            seed, handed = (seeds or [experiment.seed])[0], None
             if dataset is not None:
                 dataset, handed = first_called(dataset, seed)
             looked, read = looked_at(experiment, handed, accept)

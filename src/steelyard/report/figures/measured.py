@@ -43,7 +43,9 @@ def measures(view: RunView, part: FederationView) -> Chart | None:
     panels = [_values(sites, classes)]
     if tally.classes:
         curves, steps = (
-            dict(zip(classes, of[ALL], strict=True)) if several else {name: tables[0] for name, tables in of.items()}
+            {f"class {called}": table for called, table in zip(classes, of[ALL], strict=True)}
+            if several
+            else {name: tables[0] for name, tables in of.items()}
             for of in ({n: t.scores for n, t in sites.items()}, {n: t.calibration for n, t in sites.items()})
         )
         panels += [alt.hconcat(_roc(curves), _calibration(steps)), _confusion(sites, classes)]
@@ -61,7 +63,7 @@ def _classes(part: FederationView, count: int) -> list[str]:
     """Return the names of the classes, or their numbers where the run knows no others."""
     text = part.history.facts.preparations.get(str(part.seed))
     names = [] if text is None else Preparation.model_validate_json(text).target.names
-    return names if len(names) == count else [f"class {label}" for label in range(count)]
+    return names if len(names) == count else [str(label) for label in range(count)]
 
 
 def _values(sites: Mapping[str, Tally], classes: Sequence[str]) -> alt.Chart:
@@ -78,7 +80,7 @@ def _values(sites: Mapping[str, Tally], classes: Sequence[str]) -> alt.Chart:
         for label, called in enumerate(classes if len(classes) <= MOST_COUNTED else ()):
             row = tally.confusion[label]
             text = f"{row[label]:.0f} of {row.sum():.0f}"
-            written.append({"site": site, "measure": f"right of {called}", "text": text, "rows": rows})
+            written.append({"site": site, "measure": f"right of class {called}", "text": text, "rows": rows})
     names = list(dict.fromkeys(row["measure"] for row in written))
     axis = alt.Axis(ticks=False, domain=False, grid=False, labelAngle=0)
     return (
