@@ -34,7 +34,11 @@ def test_a_result_prints_as_a_table_and_progress_where_it_is_asked_for(
     for row, rule in zip(lines[4:], result.table.rules, strict=False):
         assert row.split()[0] == rule.rule
         assert f"{100 * rule.figures['final'].mean:.1f}" in row
-    assert lines[-1] == f"run stored in {result.folder}"
+    assert lines[-2:] == [f"run stored in {result.folder}", result.table.tested().sentence]
+    last = result.history.rounds.query("round == 1").set_index("rule")
+    assert last["accuracy"].tolist() == pytest.approx(result.summary.loc[last.index, "final"].tolist())
+    assert last["loss"].between(0.5, 3).all()
+    assert "finished, round 1, 2 rules: DS, EQ" in repr(result.history)
     gone = Result(tmp_path / "nowhere")
     assert repr(gone).startswith(f"Result('{tmp_path / 'nowhere'}')")
 

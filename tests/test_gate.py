@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import doctest
 import functools
 import io
 import itertools
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from importlib import import_module
@@ -178,8 +181,32 @@ DECORATORS: dict[str, Callable[[Any], Any]] = {
     "@model": lambda bad: steelyard.model(bad),
     "@loss": lambda bad: steelyard.loss(bad),
 }
+
+
+@functools.cache
+def mine() -> Any:
+    """A run that has ended, for what is asked of one; nobody writes to it."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    return small(data={"source": "digits"}).run(folder / "run")
+
+
 RESULTS: dict[str, Callable[[Any], Any]] = {
-    "Result.summary": lambda bad: steelyard.Result(bad).summary,
+    **{
+        f"{name} of a run": lambda bad, call=call: call(mine(), bad)
+        for name, call in {
+            "plot": lambda run, bad: run.plot(bad),
+            "plot(rule)": lambda run, bad: run.plot("weights", rule=bad),
+            "model": lambda run, bad: run.model(bad),
+            "report": lambda run, bad: run.report(bad),
+            "changed": lambda run, bad: run.experiment.changed(bad),
+            "rounds_after": lambda run, bad: run.history.rounds_after(bad),
+            "cohorts": lambda run, bad: run.history.cohorts("DS", 0, bad),
+            "spaced": lambda run, bad: run.history.spaced(bad),
+            "tested_at": lambda run, bad: run.history.tested_at("DS", 0, bad),
+        }.items()
+    },
+    "Result.table": lambda bad: steelyard.Result(bad).table,
     "SweepResult": lambda bad: steelyard.SweepResult(bad).table,
     "History": lambda bad: steelyard.History(bad),
 }

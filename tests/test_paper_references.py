@@ -144,7 +144,7 @@ def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
         kappa = tuple(1 / (value + 0.1) for value in f1)
     result = described.run(tmp_path / "run")
     rounds = result.history.rounds.query("round > 0")
-    for text, expected in zip(rounds["loss"], losses, strict=True):
+    for text, expected in zip(rounds["loss_settings"], losses, strict=True):
         assert json.loads(text)["class_weights"] == (expected and pytest.approx(expected))
     # Seven rounds of float32 training, whose sums may run in another order.
     torch.testing.assert_close(models(tmp_path / "run")["adafed"], model, rtol=1e-4, atol=1e-5)

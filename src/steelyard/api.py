@@ -101,9 +101,14 @@ class _Runnable:
 
     @classmethod
     def load(
-        cls, name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, trust: bool = False
+        cls,
+        name_or_file: str | Path,
+        changes: Sequence[str] | Mapping[str, Any] = (),
+        seed: int | None = None,
+        *,
+        trust: bool = False,
     ) -> Experiment | RecommendExperiment:
-        """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50".
+        """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50", or fields as in `changed`.
 
         A file that names code of its own (criteria, a model, a loss) needs `trust=True`: running it runs that code.
 
@@ -115,8 +120,11 @@ class _Runnable:
                 take, or the file names code and `trust` is not given.
         """
         path_of(name_or_file, "Experiment.load", "a recipe's name, or the path of a TOML file")
-        changes = texts_of(changes, "changes", 'a list of text, such as ["rounds.count=50"]')
-        return runnable(load(name_or_file, changes, seed, _asking(trust, "Experiment.load(..., trust=True)")))
+        ask = _asking(trust, "Experiment.load(..., trust=True)")
+        if isinstance(changes, Mapping):
+            return runnable(load(name_or_file, (), seed, ask).changed(changes))
+        texts = texts_of(changes, "changes", '["rounds.count=50"], or {"rounds.count": 50}')
+        return runnable(load(name_or_file, texts, seed, ask))
 
     def run(
         self,

@@ -89,6 +89,8 @@ class Weighed(Strategy):
         keep_models: bool = False,
     ) -> None:
         inner = FedAvg() if strategy is None else strategy
+        if isinstance(inner, type):
+            raise UserError(f"strategy: got the class {inner.__name__}; allowed: one that is made, {inner.__name__}()")
         if not isinstance(inner, FedAvg) or isinstance(inner, _OTHER_SUMS):
             raise UserError(
                 f"strategy: got {type(inner).__name__}, which combines replies in its own way; allowed: FedAvg, "

@@ -249,4 +249,7 @@ def _is_number(value: Any) -> bool:
 
 def _number(value: Any) -> float:
     """Return a client's measure; what is no number becomes NaN, and is refused with its name."""
-    return float(value) if _is_number(value) else math.nan
+    try:
+        return float(value) if _is_number(value) else math.nan
+    except OverflowError:
+        return math.inf

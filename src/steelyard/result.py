@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, path_of
+from steelyard.base.errors import UserError, expect, path_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.rendering import as_text
@@ -19,6 +19,7 @@ from steelyard.runs.history import History
 
 if TYPE_CHECKING:
     import altair as alt
+    import pandas as pd
 
     from steelyard.models.folder import Model
     from steelyard.models.recommender import Recommender
@@ -61,9 +62,20 @@ class Result:
         return computed(self.history, self.experiment)
 
     @property
-    def summary(self) -> Comparison:
-        """The same as `table`, under the name that it had for one rule."""
-        return self.table
+    def summary(self) -> pd.DataFrame:
+        """The figures of `table` as a data frame: a row for each rule; NAME_low and NAME_high bound its interval."""
+        # For speed of start: not everyone who opens a run reads its data frames.
+        import pandas as pd
+
+        rows = {
+            rule.rule: {
+                column: value
+                for name, each in rule.figures.items()
+                for column, value in ((name, each.mean), (f"{name}_low", each.low), (f"{name}_high", each.high))
+            }
+            for rule in self.table.rules
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("rule")
 
     def _view(self) -> RunView:
         # For speed of start: only those who look at figures need what draws them.
@@ -106,6 +118,7 @@ class Result:
         Raises:
             UserError: the run was changed or keeps no such model, or the rule is not known.
         """
+        expect("rule", rule, (str, type(None)), "the name of a rule, or None")
         # For speed of start: few who look at a run take its model, which needs torch.
         from steelyard.models.folder import untrusted
         from steelyard.models.taking import take
@@ -146,13 +159,13 @@ class Result:
             return f"<p>{escape(str(problem))}</p>"
 
     def __repr__(self) -> str:
-        """The rules and their figures as a short table; what a notebook or a prompt shows."""
+        """The rules and their figures as a short table, then which rule to use; what a prompt shows."""
         try:
             table = main_table(self.table)
             left = len(table.rows) - MOST_RULES
             more = [f"and {left} more rules"] if left > 0 else []
             text = as_text(replace(table, rows=table.rows[:MOST_RULES]))
-            return "\n".join([text, *more, f"run stored in {self.folder}"])
+            return "\n".join([text, *more, f"run stored in {self.folder}", self.table.tested().sentence])
         except (UserError, OSError) as problem:
             # A folder that was moved or emptied is no reason for a traceback at a prompt.
             return f"Result({str(self.folder)!r}): {problem}"

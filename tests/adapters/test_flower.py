@@ -339,6 +339,7 @@ def test_an_array_that_is_no_array_leaves_its_client_out() -> None:
         ({"metrics": "quality"}, ("metrics: got 'quality'",)),
         ({"rows": [[1.0]]}, ("rows", [[1.0]])),
         ({"folder": 3}, ("folder: got 3",)),
+        ({"strategy": FedAvg}, ("strategy: got the class FedAvg", "FedAvg()")),
         ({"strategy": FedMedian()}, ("strategy", "FedMedian")),
         (
             {"strategy": DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.5, 1.0, 3)},

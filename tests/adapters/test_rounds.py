@@ -267,11 +267,13 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
         ([[1.0, 2.0]], [-1], ("labels", -1)),
         ([[1.0, 2.0]] * 3, [0, 2, 1], ("class 2", "0 to 1")),
         ([[1.0]], [0], ("cannot look at them", "1x1")),
+        ([[[1.0, 2.0]]], [0], ("the network makes [1, 1, 2] of 1 rows",)),
     ],
 )
-def test_rows_that_cannot_be_tested_on_are_refused(features: Any, labels: Any, parts: tuple[Any, ...]) -> None:
-    network = torch.nn.Linear(2, 2)
-    assert_refused(lambda: by_rows(network, features, labels, state(network)), "rows", *parts)
+def test_rows_that_cannot_be_tested_on_are_refused_when_they_are_given(
+    features: Any, labels: Any, parts: tuple[Any, ...]
+) -> None:
+    assert_refused(lambda: ServerRows(torch.nn.Linear(2, 2), features, labels), "rows", *parts)
 
 
 def test_rows_need_the_clients_network() -> None:

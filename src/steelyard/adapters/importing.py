@@ -13,6 +13,7 @@ from typing import Any, cast
 from steelyard.adapters.recorder import ClientTest, Recorder
 from steelyard.base.errors import UserError, brief, listed, one_line, own_folder
 from steelyard.base.files import csv_rows
+from steelyard.base.logs import logger
 from steelyard.base.settings import LARGEST_REAL
 from steelyard.experiment.loading import FILE
 from steelyard.messages.updates import MOST_SAMPLES
@@ -20,6 +21,7 @@ from steelyard.runs.database import exists
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.table import check_columns, column_criterion, number, read_words, weigh
 
+_log = logger(__name__)
 _ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES = "round", "client", "weight", "reason", "samples"
 _ACCURACY, _LOSS = "accuracy", "loss"
 _OWN = (_ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES, _ACCURACY, _LOSS)
@@ -60,6 +62,8 @@ def import_file(path: Path, out: Path, by: str | None = None) -> int:
         raise UserError(f"{path}: has no criteria; allowed: columns beside {listed(_OWN)}")
     if by is None and _WEIGHT not in columns:
         raise UserError(f"--by: missing, and {path} has no column {_WEIGHT}; allowed: a rule, such as '{criteria[0]}'")
+    if by is not None and _WEIGHT in columns:
+        _log.warning(f"--by: {path} has weights, which are kept; '{by}' is taken as the rule that they come from")
     settings = WeighingSettings(criteria=tuple(criteria), name="as imported")
     if by is not None:
         settings = _weigh(by, criteria, rounds, given=_WEIGHT in columns)
@@ -131,7 +135,7 @@ def _take(where: str, row: Mapping[str, Any], columns: Sequence[str], rounds: di
         raise UserError(f"{where}, {_CLIENT}: {brief(client)} {_NOT_SHOWN}")
     value = _real(f"{where}, {_ROUND}", row[_ROUND])
     if value is None or value != int(value) or not 0 <= value < 10_000_000:
-        raise UserError(f"{where}, {_ROUND}: got {brief(row[_ROUND])}; allowed: a whole number from 0 on")
+        raise UserError(f"{where}, {_ROUND}: got {brief(row[_ROUND])}; allowed: a whole number from 0 to 9,999,999")
     one = rounds.setdefault(int(value), _Round())
     if one.has(client):
         raise UserError(f"{where}, {_CLIENT}: {brief(client)} comes twice in round {int(value)}; allowed: once")

@@ -70,6 +70,7 @@ class ServerRows(NoRows):
             )
         if not bool(torch.isfinite(self._features).all()):
             raise UserError("rows: features hold NaN or infinity; allowed: finite numbers")
+        self._counted(network.state_dict())  # rows of a wrong shape are refused before anybody trains
 
     def test(self, seed: int, models: torch.Tensor, measure: Leading | None = None) -> ServerTest:
         """Return accuracy and the figures of each class for each model, given as changes [models, parameters]."""
@@ -87,11 +88,15 @@ class ServerRows(NoRows):
             whose = "the network has '{}', which clients do not send" if name in floating else "clients send '{}' too"
             raise UserError(f"rows: {whose.format(name)}; allowed: the clients' network")
         given = {name: torch.from_numpy(array).to(state[name].dtype) for name, array in arrays.items()}
+        return self._counted({**state, **given})
+
+    def _counted(self, state: dict[str, torch.Tensor]) -> Any:
+        """Return who is taken for what by the network with this state."""
         training = self._network.training
         self._network.eval()
         try:
             with torch.no_grad():
-                outputs = torch.func.functional_call(self._network, {**state, **given}, (self._features,))
+                outputs = torch.func.functional_call(self._network, state, (self._features,))
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(
@@ -99,6 +104,9 @@ class ServerRows(NoRows):
             ) from error
         finally:
             self._network.train(training)
+        if not torch.is_tensor(outputs) or outputs.ndim > 2 or outputs.shape[:1] != self._labels.shape:
+            found = list(outputs.shape) if torch.is_tensor(outputs) else type(outputs).__name__
+            raise UserError(f"rows: the network makes {found} of {len(self._labels)} rows; allowed: [rows, classes]")
         classes = max(int(outputs.shape[-1]), 2)
         if int(self._labels.max()) >= classes:
             raise UserError(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from steelyard.base.errors import UserError, brief
-from steelyard.base.usercode import ALGORITHMS, Registry
+from steelyard.base.usercode import ALGORITHMS, Registry, origin
 from steelyard.messages.algorithm import Algorithm
 
 AlgorithmT = TypeVar("AlgorithmT", bound=type[Algorithm])
 _ASKED_FOR = {"train": "by_hand", "listen": "listens", "sent": "replaces", "correction": "corrects"}
 """Methods that are asked for only where a class says so, and what says it."""
-_registry: Registry[type[Algorithm]] = Registry("algorithm", ALGORITHMS, lambda made: made.__qualname__)
+_registry: Registry[type[Algorithm]] = Registry("algorithm", ALGORITHMS, origin)
 
 
 def algorithm(name: str) -> Callable[[AlgorithmT], AlgorithmT]:

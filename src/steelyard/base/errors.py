@@ -116,14 +116,14 @@ def texts_of(value: object, where: str, allowed: str) -> tuple[str, ...]:
     return cast("tuple[str, ...]", tuple(found))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: object, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string when none is close.
 
     Use it at the end of an error line about a misspelt name.
     """
     known = sorted(known)
     folded = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(word).lower(), list(folded), n=1, cutoff=0.6)
     return f" (did you mean '{folded[close[0]]}'?)" if close else ""
 
 

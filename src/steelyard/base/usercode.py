@@ -240,6 +240,12 @@ def _run(name: str, path: Path, code: str, field: str) -> ModuleType:
     return module
 
 
+def origin(code: Any) -> str:
+    """Return the name by which a table knows code again; what a notebook defines anew takes the old one's place."""
+    notebook = code.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    return "this notebook" if notebook else code.__qualname__
+
+
 def hand_over(factory: Callable[..., Any]) -> str:
     """Return a name under which `find_code` finds what was given from Python; use it to name a model in settings."""
     module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", repr(factory))

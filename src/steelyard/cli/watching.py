@@ -115,7 +115,7 @@ def report(
 ) -> None:
     """Write one HTML file that shows what happened, with no network needed: who counted how much, when and why."""
     from steelyard.report.figures import draw_all, write_figures
-    from steelyard.report.html import write_report
+    from steelyard.report.html import check_report, write_report
     from steelyard.report.view import RunView
     from steelyard.studies.arena import Arena
     from steelyard.studies.arena_page import write_page
@@ -123,8 +123,7 @@ def report(
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"RUNS: got {', '.join(map(str, runs))}; allowed: each run once")
     path = out or runs[0] / files.REPORT
-    if path.suffix not in (".html", ".htm"):
-        raise UserError(f"--out: got '{path}'; allowed: a file name that ends in .html")
+    check_report(path)
     files.is_file(path)  # a link is refused before anything is drawn
     if len(runs) == 1 and Arena.is_in(runs[0]):
         if figures is not None:

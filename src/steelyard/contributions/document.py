@@ -195,9 +195,11 @@ def stored_contributions(
     """
     folder = Path(folder)
     history = History(folder)
+    if measure is not None and method == "classes":
+        raise UserError(f"--measure: got {measure} with --method classes, which tests no model; allowed: other methods")
     chosen = rule_of(history, rule)
     found = [each for each in read_values(folder) if each.rule == chosen and (each.source == RETRAINED) == retrained]
-    measures = [measure] if measure is not None and method != "classes" else list(UNITS)
+    measures = [measure] if measure is not None else list(UNITS)
     methods: list[Method] = [method] if method is not None else ["shapley", "leave-one-out", "classes"]
     for kind in methods:
         for unit in measures:

@@ -531,6 +531,8 @@ def look(form: Form, paths: Sequence[Path], label: str | None = None, owner: str
     for path in paths:
         if not path.exists() and not (form == "csv" and is_pattern(path)):
             raise UserError(f"--{form}: found no '{path}'; expected {_EXPECTED[form]}")
+    if paths[0].suffix.lower() in (".json", ".jsonl"):
+        raise UserError(f"--{form}: got '{paths[0]}', which is JSON; expected {_EXPECTED[form]}")
     if form == "images":
         return look_at_images(paths[0], label, owner)
     if form == "parquet" and paths[0].suffix.lower() not in (".parquet", ".pq"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
 from steelyard.algorithms.settings import AlgorithmSettings
-from steelyard.base.errors import UserError
+from steelyard.base.errors import UserError, expect
 from steelyard.base.marks import Code, marked
 from steelyard.base.settings import PrintedName, Section, ShortName, fields_given, known_fields, replaced, validated
 from steelyard.clients.flower.register import FederateSettings
@@ -437,8 +437,10 @@ class Description(Kind):
 
         `rules`, by name, take the place of its own, the first as its main rule; `where` begins the line of a refusal.
         """
+        expect("changed", fields, (Mapping, type(None)), 'fields by name, such as {"rounds.count": 50}')
         document: dict[str, Any] = fields_given(self)
         for name, value in (fields or {}).items():
+            expect("changed", name, str, 'fields by name, such as {"rounds.count": 50}')
             document = replaced(document, name.split("."), value, name)
         if rules:
             (first, main), *rest = rules.items()

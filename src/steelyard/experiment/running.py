@@ -23,7 +23,7 @@ from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
 from steelyard.clients.local import SimulationServer
 from steelyard.clients.ranks.engine import Share, own_versions
-from steelyard.clients.ranks.group import RankLost, Ranks, join, rank_count
+from steelyard.clients.ranks.group import Place, RankLost, Ranks, join, rank_count
 from steelyard.clients.ranks.wire import Content
 from steelyard.experiment.data_check import DataCheck, looked_at, said
 from steelyard.experiment.description import Description
@@ -356,6 +356,10 @@ def _shown(progress: bool | Progress, rounds: int, percent: bool) -> AbstractCon
 
 def among_ranks(lead: Callable[[], NoReturn], refuse: Callable[[str], NoReturn]) -> NoReturn:
     """Run a command as one of the processes that a launcher started, and end; rank 0 alone says anything."""
+    try:
+        Place.given(os.environ)
+    except UserError as error:  # of its own place, which may be nobody's, each process speaks itself
+        refuse(str(error))
     silent = os.environ.get("RANK") != "0"
     if silent:
         _say_nothing()

@@ -10,6 +10,7 @@ from math import prod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic_core import PydanticCustomError
 
 from steelyard.base.marks import Code
 from steelyard.base.settings import Section
@@ -164,6 +165,12 @@ def _named(value: Any) -> Any:
     return hand_over(value) if callable(value) else value
 
 
+def _builder(value: Any) -> Any:
+    if hasattr(value, "state_dict") and not isinstance(value, type):
+        raise PydanticCustomError("plain", "what builds such a network: a class, or a function of (shape, outputs)")
+    return _named(value)
+
+
 class ModelSettings(Section):
     """[model]: which network the clients train.
 
@@ -174,7 +181,7 @@ class ModelSettings(Section):
         UserError: a field is unknown or holds what it does not take.
     """
 
-    name: Annotated[str, BeforeValidator(_named), Code(among_names=True)] = "auto"
+    name: Annotated[str, BeforeValidator(_builder), Code(among_names=True)] = "auto"
     """auto takes one that fits the data: cnn for images, mlp for tables, linear for a table with a number to predict,
     unet for masks.
     Built-in models are cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn,

@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base import files
-from steelyard.base.errors import told_as
+from steelyard.base.errors import UserError, told_as
 from steelyard.base.measures import ERROR, Measure, measure_of
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
@@ -32,8 +32,15 @@ from steelyard.report.view import FederationView, Frame, RunView, cohorts, plain
 SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
 
 
+def check_report(path: Path) -> None:
+    """Refuse a report's file that no browser would open by its name; use it before anything is drawn."""
+    if path.suffix not in (".html", ".htm"):
+        raise UserError(f"--out: got '{path}'; allowed: a file name that ends in .html")
+
+
 def write_report(view: RunView, path: Path) -> None:
     """Write the report of one run or several; the file needs nothing beside it."""
+    check_report(path)
     document = html(view)
     with told_as(f"--out: {path} cannot be written", "a writable file"):
         files.write(path, document.encode("utf-8", "replace"))

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, path_of
+from steelyard.base.errors import UserError, brief, counted, expect, first_names, path_of
+from steelyard.base.settings import LARGEST
 from steelyard.base.tallies import Tally
 from steelyard.messages.updates import Counts, Floats
 from steelyard.rounds.plan import RoundValues
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from steelyard.rounds.state import RoundState
 
 
+sqlite3.register_adapter(np.int64, int)  # a round of a data frame; SQLite would find none
 _LAST = "ORDER BY round DESC LIMIT 1"
 START = -1
 """The round before the first: what comes after it is everything."""
@@ -134,13 +137,20 @@ def at_once(asks: Callable[Concatenate[Run, Given], Answer]) -> Callable[Concate
     return asking
 
 
+def _check(name: str, value: object, least: int) -> None:
+    expect(name, value, (int, np.integer), allowed := f"a whole number from {least} on")
+    if not least <= cast("int", value) <= LARGEST:
+        raise UserError(f"{name}: got {brief(value)}; allowed: {allowed}")
+
+
 class History:
     """What happened in a run; each data frame is read when it is first asked for, and then kept.
 
-    `rounds` has a row per rule, seed and round; `clients` one per client asked (raw and normalised criteria, score,
-    weight, or the reason it was left out); `evaluations` one per client tested. The methods read again at every call:
-    `cohorts`, `weights`, `tested` and `scores` give one federation as arrays, which is much faster than frames where
-    a run is long, and whatever takes `after` reads only the rounds after that one, for those who follow a run.
+    `rounds` has a row per rule, seed and round (`loss` is the mean over the clients' test samples); `clients` one per
+    client asked (raw and normalised criteria, score, weight, or the reason it was left out); `evaluations` one per
+    client tested. The methods read again at every call: `cohorts`, `weights`, `tested` and `scores` give one federation
+    as arrays, which is much faster than frames where a run is long, and whatever takes `after` reads only the rounds
+    after that one, for those who follow a run.
 
         >>> history = steelyard.History("runs/mine")
         >>> history.clients[["round", "client", "weight"]]  # a pandas frame, a row for each client of each round
@@ -259,7 +269,17 @@ class History:
         with reading(self.folder) as connection:
             return {who: key for key, who in connection.federations().items()}
 
-    def _federation(self, rule: str, seed: int) -> int:
+    def __repr__(self) -> str:
+        """The run's folder, its state and its rules; what a notebook or a prompt shows."""
+        try:
+            rules = list(dict.fromkeys(rule for rule, _ in self._keys))
+            done = f"{self.facts.status}, round {self.last_round}, {counted(len(rules), 'rule')}: {first_names(rules)}"
+        except UserError as problem:
+            done = str(problem)
+        return f"History({str(self.folder)!r}): {done}"
+
+    def _federation(self, rule: str, seed: int, after: int = START) -> int:
+        _check("after", after, START)
         found = self._keys.get((rule, seed))
         if found is None:
             raise UserError(f"{self.folder}: no rule '{rule}' with seed {seed} in this run")
@@ -278,6 +298,7 @@ class History:
         """Return columns of the rounds after one as a data frame, behind the rule and the seed that they belong to."""
         import pandas as pd
 
+        _check("after", after, START)
         names = ("round", *columns)
         with reading(self.folder) as connection:
             rows = [(*who, *rest) for who, *rest in connection.by_federation(table, names, _AFTER, after)]
@@ -295,7 +316,17 @@ class History:
 
     def rounds_after(self, round: int) -> pd.DataFrame:
         """Return the rows of `rounds` after a round, read now: for those who follow a run that goes on."""
-        return self._frame("rounds", _ROUNDS, round)
+        frame = self._frame("rounds", _ROUNDS, round).rename(columns={"loss": "loss_settings"})
+        losses: dict[tuple[str, int, int], float] = {}
+        for rule, seed in self._keys:
+            tested = self.tested(rule, seed, round)
+            rounds, at = np.unique(tested.round, return_inverse=True)
+            means = np.bincount(at, tested.loss * tested.samples) / np.bincount(at, tested.samples)
+            losses |= {(rule, seed, int(each)): float(mean) for each, mean in zip(rounds, means, strict=True)}
+        frame["loss"] = [
+            losses.get(key, np.nan) for key in zip(frame["rule"], frame["seed"], frame["round"], strict=True)
+        ]
+        return frame
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -337,7 +368,7 @@ class History:
 
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
         """Return what the clients of one federation sent and were given in the rounds after one, as arrays."""
-        key = self._federation(rule, seed)
+        key = self._federation(rule, seed, after)
         where, more = (_SPACED, (self.every, key)) if self.every > 1 else (_OF_ONE_AFTER, ())
         with reading(self.folder) as connection:
             return read_cohorts(connection, key, where, after, *more)
@@ -357,6 +388,7 @@ class History:
 
     def spacing(self, most: int) -> int:
         """Return of which rounds `spaced` reads what clients sent: a multiple of what the run itself kept."""
+        _check("most", most, 1)
         answered: Counter[int] = Counter()
         for federation, count in self._rows("rounds", ("federation", "answered")):
             answered[federation] += count
@@ -408,12 +440,13 @@ class History:
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client in the rounds after one, as arrays."""
-        key = self._federation(rule, seed)
+        key = self._federation(rule, seed, after)
         with reading(self.folder) as connection:
             return read_tested(connection, key, _OF_ONE_AFTER, after)
 
     def tested_at(self, rule: str, seed: int, most: int) -> Tested:
         """Return `tested` without round 0; of a long run some rounds, evenly spaced, about `most` entries."""
+        _check("most", most, 1)
         key = self._federation(rule, seed)
         rounds = [round for (round,) in self._rows("evaluations", ("round",), _OF_ONE_AFTER, key, 0)]
         last = len(self.tested(rule, seed, rounds[-1] - 1).round) if rounds else 0
@@ -427,7 +460,7 @@ class History:
 
     def scores(self, rule: str, seed: int, after: int = 0) -> tuple[Counts, Floats]:
         """Return (rounds, local scores [rounds, clients]) of one federation, round 0 left out unless after = -1."""
-        key = self._federation(rule, seed)
+        key = self._federation(rule, seed, after)
         with reading(self.folder) as connection:
             return read_scores(connection, key, _OF_ONE_AFTER, after)
 

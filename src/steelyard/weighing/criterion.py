@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, Strict
 
 from steelyard.base.errors import UserError, brief, expect, listed
 from steelyard.base.settings import LARGEST_REAL, Section, validated
-from steelyard.base.usercode import CRITERIA, Registry, is_ours
+from steelyard.base.usercode import CRITERIA, Registry, is_ours, origin
 from steelyard.messages.updates import Floats
 from steelyard.weighing.cohort import CohortView as CohortView
 from steelyard.weighing.cohort import Labelled as Labelled
@@ -294,7 +294,7 @@ class Criterion(Section):
         return f"criterion {self.name} = {value}; allowed: 0 to {'any finite number' if top == np.inf else top}"
 
 
-_registry: Registry[Criterion] = Registry("criterion", CRITERIA, lambda criterion: criterion.measure.__qualname__)
+_registry: Registry[Criterion] = Registry("criterion", CRITERIA, lambda criterion: origin(criterion.measure))
 """The criteria that each plugin registered when it was loaded."""
 
 

@@ -112,7 +112,8 @@ class Weighed:
             "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in range(1, len(row)))])
             for row in (header, *cells)
         ]
-        return "\n".join([*lines, *dict.fromkeys(reason for reason in self.reasons if reason)])
+        zero = [f"{name} is 0 for every client: everyone got 1/n for it" for name in self.zero_criteria]
+        return "\n".join([*lines, *zero, *dict.fromkeys(reason for reason in self.reasons if reason)])
 
 
 class WeighedClient(TypedDict):

@@ -51,7 +51,7 @@ class TestClock(SimulationContract):
     def make(self) -> Make:
         def fresh() -> SendingClients:
             inner = simulation("loop", self.model)
-            return SendingClients(inner, [Clock(inner.context, ClockSettings(late="next"))])
+            return SendingClients(inner, [Clock(inner.context, ClockSettings(late="next", deadline=1e9))])
 
         return fresh
 
@@ -172,12 +172,15 @@ def test_a_trace_counts_in_seconds_and_an_empty_time_is_waited_for(tmp_path: Pat
     assert history.rounds["simulated"].tolist()[1:] == pytest.approx([4, 4, 5], rel=1e-3)
 
 
+NEXT = {"late": "next", "deadline": 9.0}
+
+
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
         ({"clock": {"deadline": -1}}, ("clock.deadline", -1)),
-        ({"clock": {"late": "next"}, "algorithm": {"name": "scaffold"}}, ("clock.late", "next", "scaffold")),
-        ({"clock": {"late": "next"}, "privacy": {"aggregation": {"kind": "secure"}}}, ("clock.late", "[privacy]")),
+        ({"clock": NEXT, "algorithm": {"name": "scaffold"}}, ("clock.late", "next", "scaffold")),
+        ({"clock": NEXT, "privacy": {"aggregation": {"kind": "secure"}}}, ("clock.late", "[privacy]")),
     ],
 )
 def test_what_does_not_go_together_is_refused(sections: dict[str, Any], said: tuple[object, ...]) -> None:

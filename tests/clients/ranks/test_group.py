@@ -49,6 +49,7 @@ def test_threads_and_memory_are_shared_out_and_what_is_given_stays() -> None:
     ("read", "given", "field", "value"),
     [
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR", "missing"),
+        (Place.given, {"RANK": "0", "WORLD_SIZE": "2", **MET, "MASTER_PORT": "abc"}, "MASTER_PORT", "'abc'"),
         (Place.given, {"RANK": "-1", "WORLD_SIZE": "2", **MET}, "RANK", "'-1'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3", **MET}, "LOCAL_WORLD_SIZE", "'3'"),
         (Place.given, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x", **MET}, "LOCAL_RANK", "'x'"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from steelyard.base.settings import Section
 
@@ -61,3 +61,9 @@ class ClockSettings(Section):
     """What becomes of a late update: drop: nothing; next: it joins the next round, with its weight discounted."""
     discount: Annotated[float, Field(gt=0, le=1)] = 0.5
     """What the weight of an update that joins the next round is multiplied by, before weights sum to 1 again."""
+
+    @model_validator(mode="after")
+    def _waits_for_nobody(self) -> Self:
+        if self.late == "next" and self.deadline is None:
+            raise ValueError("late: got 'next' without deadline, so that nobody is late; allowed: with clock.deadline")
+        return self

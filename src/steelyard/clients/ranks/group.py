@@ -209,6 +209,7 @@ class Place:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environment.get(name):
                 raise UserError(f"{name}: missing in the environment, with RANK; allowed: both, as torchrun sets them")
+        _number(environment, "MASTER_PORT", None, 1, 65535)
         count = _number(environment, "WORLD_SIZE", None, 1, 1 << 16)
         rank = _number(environment, "RANK", None, 0, count - 1)
         local_count = _number(environment, "LOCAL_WORLD_SIZE", count, 1, count)

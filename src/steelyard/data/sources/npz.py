@@ -158,8 +158,12 @@ def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
 
 def class_names(values: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
     """Return the names of classes by their numbers: words or numbers as they stood there."""
+    # For speed of start: settings are read without torch.
+    from steelyard.data.dataset import MOST_CLASSES
+
     if values.dtype.kind in "biuf" and np.array_equal(values, labels):
-        return [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+        # More classes are refused as soon as the labels are a data set's.
+        return [str(number) for number in range(min(int(labels.max(initial=-1)), MOST_CLASSES) + 1)]
     return [str(level) for level in np.unique(values).tolist()]
 
 
@@ -174,7 +178,8 @@ def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) 
         if name in columns and len(columns) == table.shape[1]:
             return table[:, columns.index(name)]
         known += columns
-    raise UserError(f"data.{field}: found no '{name}' in {path}{nearest(name, known)}; allowed: {listed(known)}")
+    allowed = listed(known) or "none, since it holds no array"
+    raise UserError(f"data.{field}: found no '{name}' in {path}{nearest(name, known)}; allowed: {allowed}")
 
 
 def _mark(path: Path, arrays: dict[str, NDArray[Any]], mark: str, column: str) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, listed, nearest, told_as
+from steelyard.base.errors import UserError, expect, listed, nearest, told_as
 from steelyard.report.figures import all_rules as all_rules
 from steelyard.report.figures import measured as measured
 from steelyard.report.figures import one_rule as one_rule
@@ -52,6 +52,9 @@ def draw(
     `rule` is a label of the view and `seed` one of its seeds, for figures of one rule; by default those of the
     main rule, or of the first that has something to show.
     """
+    expect("kind", kind, str, "the name of a figure")
+    for name, value in (("rule", rule), ("client", client)):
+        expect(name, value, (str, type(None)), f"the name of a {name}, or None")
     if kind not in KINDS:
         raise UserError(f"kind: got '{kind}'{nearest(kind, KINDS)}; allowed: {listed(KINDS)}")
     chosen = KINDS[kind]

@@ -347,11 +347,11 @@ def classes(view: RunView, part: FederationView) -> Chart | None:
     """Draw the F1 of every class over the rounds and the weights κ_c that an adaptive loss gives (paper 001)."""
     f1: dict[int, list[float]] = {}
     kappa: dict[int, list[float]] = {}
-    for row in _rounds(view, part, "round", "server_metrics", "loss"):
+    for row in _rounds(view, part, "round", "server_metrics", "loss_settings"):
         metrics = json.loads(row["server_metrics"]) if isinstance(row["server_metrics"], str) else {}
         if "f1" in metrics:
             f1[int(row["round"])] = metrics["f1"]
-        if given := json.loads(row["loss"]).get("class_weights"):
+        if given := json.loads(row["loss_settings"]).get("class_weights"):
             kappa[int(row["round"])] = given
     if not f1:
         return None
