@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flwr.app import Error, Message, RecordDict
 from tests import kit
 from tests.clients.flower.flower_fakes import FakeGrid, changed_answer, crowd
@@ -35,8 +36,9 @@ from steelyard.experiment.resuming import accept_experiment
 from steelyard.experiment.running import run
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.book import ASKED
-from steelyard.federate.client_app import NodeFault
+from steelyard.federate.client_app import NodeFault, node_clients
 from steelyard.federate.server_app import agreed, clients_behind, federate
+from steelyard.messages.updates import Task
 from steelyard.result import Result
 from steelyard.runs.history import History
 
@@ -258,6 +260,17 @@ def test_sites_agree_on_words_in_one_order_and_none_of_a_rare_one(sites: Sites, 
         name: agreed[name] for name in ("sex", "stage")
     }
     assert (prepared.scale is not None, prepared.shape) == (True, [8])
+    # A server that guesses a word gets a column in which its few rows do not show.
+    guessing = kit.changed(document, data={"agreed": {**agreed, "sex": ["f", "m", "north", "w"]}})
+    north = NodeConfig.read(grid.nodes[40].context.node_config)  # type: ignore[attr-defined]
+    _, built = node_clients(experiment_text(build(guessing)), north)
+    (answer,) = built.clients.train([Task("DS", 5, 1, ("north",), torch.zeros(30))])
+    assert answer.payload.dense is not None
+    moved = answer.payload.dense.models[0][:27].reshape(3, 9).abs().sum(dim=0) > 0
+    columns = ["age", "dose", "f", "m", "north", "w", "1", "2", "10"]
+    assert [name for name, there in zip(columns, moved.tolist(), strict=True) if there] == [
+        *("age", "dose", "f", "m", "2", "10")
+    ]
 
 
 SAID = SaidFinding(name="other-units", column="dose", factor=10.0)

@@ -250,6 +250,8 @@ def words_of(data: Csv, known: SiteSums) -> dict[str, list[str]]:
     """Return the values of each category, and the classes, as far as the settings leave them open."""
     said = {*data.levels, *data.agreed, *([] if data.class_count is None else [data.labels])}
     found = {name: known.levels(name) for name in known.words if name not in said}
+    if data.positive is not None and len(found.get(data.labels, ())) == 2:
+        found[data.labels].sort(key=lambda word: word == plain(str(data.positive)))
     return {name: words for name, words in found.items() if words}
 
 
