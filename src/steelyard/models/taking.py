@@ -43,7 +43,7 @@ from steelyard.models.folder import (
 )
 from steelyard.models.personal import Own, of_client, of_newcomer
 from steelyard.models.predicting import Predictor
-from steelyard.models.recommender import Recommender, of_run
+from steelyard.models.recommender import TABLE, Recommender, of_run
 from steelyard.proof.signing import model_digest
 from steelyard.report.recommender import open_run
 from steelyard.report.record import record
@@ -378,21 +378,33 @@ def _leading(experiment: Description) -> tuple[str | None, float]:
 
 def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     """Hold a model's folder to a run: its numbers to the chain, its network and preparation to what the run noted."""
-    document, history = read_document(folder), History(run)
-    origin = document.origin
-    if origin.own:
-        raise UserError(f"{folder}: is {origin.own}, whose numbers are in no chain; allowed: a global model")
-    tensors, _ = read_contents(folder, document)
-    digest = digest_of(folder, document.network, tensors)
+    experiment = read_experiment(run)
+    if isinstance(experiment, RecommendDescription):
+        saved = Recommender.load(folder)
+        origin, digest = saved.document.origin, model_digest(saved.tensors[TABLE].reshape(-1))
+    else:
+        document = read_document(folder)
+        origin, digest = document.origin, _look_at_network(folder, document, experiment, History(run), found)
     with reading(run) as connection:
         rows = connection.by_federation("digests", ("round", "model"), "")
         digests: Mapping[object, str] = {(whose, at): held for whose, at, held in rows}
     if digest != origin.digest or digests.get(((origin.rule, origin.seed), origin.round)) != digest:
         found.change(f"{folder}: its numbers are not those of {origin.rule} in round {origin.round} of this run")
+    if not found.changed:
+        found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, as the run made it"
+
+
+def _look_at_network(
+    folder: Path, document: ModelDocument, experiment: Description, history: History, found: Findings
+) -> str:
+    """Hold network and preparation to what the run noted; return the digest of the numbers."""
+    origin = document.origin
+    if origin.own:
+        raise UserError(f"{folder}: is {origin.own}, whose numbers are in no chain; allowed: a global model")
+    tensors, _ = read_contents(folder, document)
     text = history.facts.preparations.get(str(origin.seed))
     if (None if text is None else Preparation.model_validate_json(text)) != document.preparation:
         found.change(f"{folder / DOCUMENT}: what its rows go through is not what this run noted")
-    experiment = read_experiment(run)
     if isinstance(experiment, LearningDescription):
         fields, _, code = _network(experiment.model)
         if (document.network.settings, document.code) != (fields, code):
@@ -405,5 +417,4 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
             found.change(f"{folder / DOCUMENT}: its measure or threshold is not the one of this run")
     elif described({name: tensor.numpy() for name, tensor in tensors.items()}) != history.facts.arrays:
         found.change(f"{folder / WEIGHTS}: its arrays are not those of this run")
-    if not found.changed:
-        found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, as the run made it"
+    return digest_of(folder, document.network, tensors)

@@ -86,6 +86,7 @@ def test_a_recommender_leaves_its_run_with_nothing_of_users_but_of_her_who_asks(
     for out, whose in (("all", []), ("hers", ["--client", "u03"])):
         taken = kit.inside("model", "run", *whose, "--out", out, folder=tmp_path)
         assert taken.returncode == 0, taken.stderr
+        assert kit.inside("verify", "run", "--model", out, folder=tmp_path).returncode == 0
     shutil.rmtree(tmp_path / "run")
     tastes.unlink()
     hers, everyone = Recommender.load(tmp_path / "hers"), Recommender.load(tmp_path / "all")
