@@ -25,7 +25,7 @@ from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
 from steelyard.rounds.state import Best, RoundState, States
-from steelyard.runs.facts import BestRound, check_name, read_checkpoint, read_content
+from steelyard.runs.facts import BestRound, check_name, checksum, read_checkpoint, read_content
 from steelyard.weighing.order import OrderState
 
 FOLDER = files.CHECKPOINTS
@@ -195,6 +195,14 @@ class TensorFiles:
         self._held = self._remembered(tensors, dict.fromkeys(changed, file) | left)
         self._named[file] = frozenset(table)
         return content
+
+    def keep(
+        self, round: int, tensors: Mapping[str, torch.Tensor], text: str, *, whole: bool
+    ) -> tuple[int, str, str, int, str]:
+        """Write a round's file; returns what the database holds of the checkpoint, all but the chain's head."""
+        file = f"round-{round:06d}.safetensors"
+        content = self.write(file, tensors, whole=whole)
+        return round, file, text, len(content), checksum(content, text)
 
     @staticmethod
     def _remembered(tensors: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> dict[str, _Held]:

@@ -26,7 +26,7 @@ from steelyard.runs.checkpoint import FOLDER, TensorFiles, last_checkpoint, pack
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.database import BROKEN, Reader, close_log, connect, exists, known, reading, unreadable
-from steelyard.runs.facts import RunFacts, checksum, write_closing
+from steelyard.runs.facts import RunFacts, write_closing
 from steelyard.runs.kept_updates import join_kept
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.store import RoundRows, Store, held
@@ -173,9 +173,7 @@ def join_rounds(
                 states |= found.states
                 kept |= found.kept
             tensors, text = pack({name: states[name] for name in names}, kept)
-            file = f"round-{last:06d}.safetensors"
-            content = TensorFiles(folder).write(file, tensors, whole=True)
-            db.execute(WRITE["checkpoints"], (last, file, text, len(content), checksum(content, text), head))
+            db.execute(WRITE["checkpoints"], (*TensorFiles(folder).keep(last, tensors, text, whole=True), head))
             write_closing(db, signer)
         close_log(db)
     join_kept(parts, folder)

@@ -30,7 +30,7 @@ from steelyard.runs.checkpoint import FOLDER, TensorFiles
 from steelyard.runs.columns import KEYS, NUMBERS, WHOLE, pack
 from steelyard.runs.database import close_log, connect, reading
 from steelyard.runs.digests import Digest, Digests
-from steelyard.runs.facts import RunFacts, checksum, closing_problem, fact, facts_hash, write_closing
+from steelyard.runs.facts import RunFacts, closing_problem, fact, facts_hash, write_closing
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.signatures import bad_signature
@@ -154,13 +154,8 @@ class Store:
         with self._writing(f"round {round}"):
             if self.keep_updates is not None:
                 keep_round(self.folder, round, records, states, self.keep_updates)
-            kept: tuple[int, str, str, int, str] | None = None
-            if packed is not None:
-                tensors, text = packed
-                file = f"round-{round:06d}.safetensors"
-                # The last one is whole: a finished run is one database with one file beside it.
-                content = self._tensors.write(file, tensors, whole=last)
-                kept = (round, file, text, len(content), checksum(content, text))
+            # The last one is whole: a finished run is one database with one file beside it.
+            kept = None if packed is None else self._tensors.keep(round, *packed, whole=last)
             # A round without a checkpoint may be lost with the power: it is repeated. One with a checkpoint may not.
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
             with self._db:
