@@ -86,7 +86,18 @@ const SteelyardFigures = (() => {
     entry.spec = spec;
     shown.set(element, entry);
     if (entry.result) render(element);
-    else watcher.observe(element);
+    else { watcher.observe(element); waiting.push(element); idle(fill); }
+  }
+
+  // What is not in sight is drawn one by one while nothing else is to do: a picture of the whole page has all figures.
+  const waiting = [];
+  const idle = window.requestIdleCallback || ((work) => setTimeout(work, 300));
+  async function fill() {
+    const element = waiting.shift();
+    if (!element) return;
+    watcher.unobserve(element);
+    if (shown.has(element) && !shown.get(element).result) await render(element);
+    idle(fill);
   }
 
   function clear(element) {
