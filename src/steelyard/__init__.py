@@ -1,4 +1,4 @@
-"""Steelyard: federated learning in which each client's say is weighed.
+"""Steelyard: federated learning that weights clients by measured criteria.
 
 from steelyard import Experiment
 

@@ -301,7 +301,7 @@ def resume(
     accept_changes: bool = False,
     given: Sequence[Callable[..., Any]] = (),
 ) -> Result:
-    """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits.
+    """Resume a stopped simulation from its last complete checkpoint, bit-identically.
 
     A run whose folder names code of its own needs `trust=True`; models and losses that were handed over from Python
     are handed over again as `given`. An experiment, code, data or a checkpoint that are not as the run left them are

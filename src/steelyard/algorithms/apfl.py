@@ -29,7 +29,7 @@ MIXTURE = "mixture"
 
 @algorithm("apfl")
 class Apfl(Algorithm):
-    """A mixture of the common model and the client's own, of which each client learns how much; use it where some
+    """A mixture of the global model and the client's own, of which each client learns how much; use it where some
     clients are like the others and some are not."""
 
     personal: ClassVar[bool] = True

@@ -30,7 +30,7 @@ RECENT, MOST_PASSES = 10, 100
 
 @algorithm("fedala")
 class FedAla(Algorithm):
-    """What helps of the common model, weighed number by number by each client; use it where labels differ a lot."""
+    """A parameter-wise mixture of the global model and the client's own; use it where labels differ a lot."""
 
     personal: ClassVar[bool] = True
     by_hand: ClassVar[bool] = True

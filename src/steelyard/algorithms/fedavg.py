@@ -14,4 +14,4 @@ from steelyard.messages.algorithm import Algorithm
 
 @algorithm("fedavg")
 class FedAvg(Algorithm):
-    """The weighted sum of the clients' models; use it as the baseline that all others are held against."""
+    """The weighted sum of the clients' models; use it as the baseline with which all others are compared."""

@@ -138,7 +138,7 @@ class _Commands(typer.core.TyperGroup):
 _app = typer.Typer(
     name="steelyard",
     cls=_Commands,
-    help="Federated learning in which each client's say is weighed.",
+    help="Federated learning that weights clients by measured criteria.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

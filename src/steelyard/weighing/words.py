@@ -48,8 +48,8 @@ WORDS: Mapping[str, str] = {
     "fltrust(RULE)": "updates count as far as they point where the server's own does",
     "spectral(RULE)": "without clients that stand out where the updates differ most",
     "capped(RULE;max_shares=2)": "caps and floors of weights, bounds of what clients say of themselves",
-    "guarded": "a rule against hostile clients: what nobody can talk up, a cap, and spectral",
-    "server-only": "no client is asked: the server trains on its own rows",
+    "guarded": "a rule against malicious clients: cosine similarity (RD), a weight cap, and a spectral filter",
+    "server-only": "no client trains: the server trains on its own samples",
     "feddisco(a=0.5,b=0.1)": "a policy with parameters",
     "POLICY": "a published weighting method, by name",
 }
