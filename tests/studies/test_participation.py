@@ -80,6 +80,7 @@ def test_each_share_of_participation_is_a_run_and_a_column(command: CommandLine,
     for rule in found[1]["table"]["rules"]:
         assert rule["figures"]["worst"]["mean"] == pytest.approx(min(each["score"] for each in rule["clients"]))
     shown = command("table", "out").stdout
+    assert "next: steelyard table out/participation-100" in shown
     assert [line for line in shown.splitlines() if "run stored in" in line] == [
         f"{share}%: run stored in out/participation-{share:03d}" for share in (100, 75)
     ]

@@ -179,7 +179,9 @@ def test_an_answer_says_where_its_files_are_once_they_are_written(tmp_path: Path
     assert arena.next_lines(found) == ()
     (tmp_path / "arena.json").touch()
     stored = f"runs stored in {tmp_path}; archive: {tmp_path}/arena.json"
-    assert arena.next_lines(found) == [stored, f"report: {tmp_path}/report.html"]
+    assert arena.next_lines(found) == [
+        *(stored, f"report: {tmp_path}/report.html", f"next: steelyard arena --check {tmp_path}")
+    ]
     assert arena.problem(found) == "arena: no verdict: X failed in 1 of 1 scene: it fails."
     assert arena.problem(judge(arena, {})) == ""
 

@@ -7,6 +7,7 @@ at most. Whether it is equal within the margin is another question, which the sa
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -275,11 +276,12 @@ class Arena(Study):
         return arena_parts(answer)
 
     def next_lines(self, answer: ArenaDocument) -> Sequence[str]:
-        """Return where the archive and the report are."""
+        """Return where the archive and the report are, and what checks them."""
         folder = Path(answer.folder)
         if not files.is_file(folder / ARCHIVE):
             return ()
-        return [f"runs stored in {folder}; archive: {folder / ARCHIVE}", f"report: {folder / REPORT}"]
+        check = f"next: steelyard arena --check {shlex.quote(str(folder))}"
+        return [f"runs stored in {folder}; archive: {folder / ARCHIVE}", f"report: {folder / REPORT}", check]
 
     def problem(self, answer: ArenaDocument) -> str:
         """Say that the candidate failed everywhere."""

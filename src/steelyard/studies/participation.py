@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,9 @@ class Participation(Study):
         return participation_tables({each.share: each.table for each in answer.participation}, answer.left_out)
 
     def next_lines(self, answer: Shares) -> Sequence[str]:
-        """Return where the runs are."""
-        return [f"{each.share:.0%}: run stored in {each.folder}" for each in answer.participation]
+        """Return where the runs are, and what shows one."""
+        stored = [f"{each.share:.0%}: run stored in {each.folder}" for each in answer.participation]
+        return [*stored, f"next: steelyard table {shlex.quote(str(answer.participation[0].folder))}"]
 
 
 def plan(experiment: Description, rules: Sequence[str], seeds: int, shares: str) -> Participation:
