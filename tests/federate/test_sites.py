@@ -126,16 +126,24 @@ def finished(made: Federation, run: subprocess.Popen[str]) -> Mapping[str, str]:
     return {site: (made.root / f"{site}.log").read_text() for site in SITES}
 
 
-def refused(made: Federation, run: subprocess.Popen[str], why: Mapping[str, str]) -> None:
+def refused(made: Federation, name: str, run: subprocess.Popen[str], why: Mapping[str, str]) -> None:
     """Wait until owners have read why their nodes take no part, and the operator who they are; end the run."""
-    number = max(int(path.name) for path in (made.root / "server" / "runs").iterdir())
-    log = made.root / "server" / "runs" / str(number) / "log.txt"
+
+    def folder() -> Path | None:
+        said = (made.root / "server" / "runs").glob("*/submitted.json")
+        return next((file.parent for file in said if f"runs/{name}" in file.read_text()), None)
+
+    def told(words: str) -> bool:
+        here = folder()
+        return here is not None and (here / "log.txt").exists() and words in (here / "log.txt").read_text()
+
     for site, line in why.items():
         own = made.root / f"{site}.log"
         wait_until(lambda own=own, line=line: line in own.read_text(), 600, f"{site}: {line}")
-        words = f"node {site} was not admitted"
-        wait_until(lambda words=words: log.exists() and words in log.read_text(), 600, words)
-    assert made.steelyard("stop", "server", str(number)).returncode == 0
+        wait_until(lambda site=site: told(f"node {site} was not admitted"), 600, site)
+    here = folder()
+    assert here is not None
+    assert made.steelyard("stop", "server", here.name).returncode == 0
     run.communicate(timeout=300)
 
 
@@ -173,7 +181,7 @@ def test_tables_that_cannot_be_read_end_the_start_by_name_and_their_owners_read_
         "south": "holds 'twelve' in",
         "west": "21 have none; data.unlabelled = 'drop' leaves them out",
     }
-    refused(four, submit(four, "third", unreadable, CLASSES), why)
+    refused(four, "third", submit(four, "third", unreadable, CLASSES), why)
 
 
 def test_sites_without_events_and_steps_of_one_row_are_refused_for_survival(four: Federation) -> None:
@@ -181,7 +189,7 @@ def test_sites_without_events_and_steps_of_one_row_are_refused_for_survival(four
         "north": "says of no row that the event came",
         "south": "expected a time above 0; data.unlabelled = 'drop' leaves such rows out",
     }
-    refused(four, submit(four, "fourth", without_events, SURVIVAL), why)
+    refused(four, "fourth", submit(four, "fourth", without_events, SURVIVAL), why)
     done = four.steelyard("submit", "server", "fourth.toml", "--set", "training.batch_size=1", "--out", "runs/one")
     assert done.returncode == 2
     assert "training.batch_size: got 1 with task survival" in done.stdout + done.stderr
