@@ -61,7 +61,8 @@ class RecommendedList(Document):
 class Recommender:
     """A recommender that was taken from a run; it makes lists, is tested, and is saved.
 
-    >>> recommender = steelyard.Result("runs/shop").recommender(user="u00")
+    >>> experiment = steelyard.RecommendExperiment(interactions={"path": "ratings.tsv"}, rounds={"epochs": 3})
+    >>> recommender = experiment.run("runs/shop").recommender(user="u0")
     >>> recommender.list().items[0].title
 
     Raises:
