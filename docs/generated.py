@@ -28,6 +28,7 @@ def pages() -> dict[str, str]:
         "reference/recipes.md": recipes_page(),
         "reference/database.md": database_page(),
         "reference/check.md": check_page(),
+        "reference/model-json.md": model_page(),
         **policy_pages(),
     }
 
@@ -310,10 +311,30 @@ def check_page() -> str:
     return _document_page(DataCheck, lines)
 
 
+def model_page() -> str:
+    """Describe the JSON of `model`, `predict` and `test`."""
+    from steelyard.models.document import ModelDocument
+    from steelyard.models.predicting import Predicted
+    from steelyard.models.testing import Tested
+
+    page = "\n".join(
+        [
+            "# Models as JSON",
+            "",
+            "With `--format json` `steelyard model` prints what stands in `model.json`, a `ModelDocument`; `predict`",
+            "prints a `Predicted`, `test` a `Tested`. The exit code is 0 where that is done; 2 where something that",
+            "was given is wrong; `model` ends with 1 where the run was changed, and writes nothing then.",
+        ]
+    )
+    for document in (ModelDocument, Predicted, Tested):
+        page = _document_page(document, [page])
+    return page
+
+
 def _document_page(document: type[Document], lines: list[str]) -> str:
     """Return a page with every key of a document and its schema, below what it begins with."""
     schema = document.schema_of_output()
-    for name, part in {document.__name__: schema, **schema["$defs"]}.items():
+    for name, part in {document.__name__: schema, **schema.get("$defs", {})}.items():
         said = " ".join(part.get("description", "").split())
         if "properties" not in part:
             values = ", ".join(f"`{value}`" for value in part["enum"])
@@ -338,6 +359,7 @@ def _json_type(field: Mapping[str, Any]) -> str:
     if field.get("type") == "array":
         return f"list of {_json_type(field['items'])}"
     if field.get("type") == "object":
-        return f"by name: {_json_type(field['additionalProperties'])}"
+        held = field["additionalProperties"]
+        return "by name: anything" if held is True else f"by name: {_json_type(held)}"
     kind = field["type"]
     return " or ".join(kind) if isinstance(kind, list) else kind

@@ -107,6 +107,7 @@ key = "{name}"
 client = "{name}"
 data = "{name}.npz"
 state = "state-{name}"
+keep-model = true
 """
 
 

@@ -19,6 +19,7 @@ from tests.federate.real_federation import (
 )
 from tests.kit import wait_until
 
+from steelyard.result import Result
 from steelyard.runs.history import History
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -46,6 +47,11 @@ def test_runs_go_one_after_another_and_are_seen(federation: Federation):
     assert (follow.returncode, "steelyard: the ServerApp was killed; " in errors) == (2, True)
     lines, errors = second.communicate(timeout=240)
     assert second.returncode == 0, lines + errors
+    # The operator gets the model, and so does a node whose owner keeps it.
+    assert "next: steelyard model " in lines
+    taken = federation.steelyard("model", "hospital-a.toml", "--out", "model-a", "--format", "json")
+    origin = Result(root / "runs/second").model().document.origin
+    assert json.loads(taken.stdout)["origin"]["digest"] == origin.digest, taken.stderr
     assert "round 2/2" in federation.steelyard("log", "server", "2").stdout
     # A run that an operator stops says so, in its own record too.
     third = federation.start_and_listen("submit", "server", "hospitals.toml", *LONG, "--out", "runs/third")

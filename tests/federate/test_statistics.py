@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.clients.flower.flower_fakes import FakeGrid, changed_answer, crowd
 from tests.federate.small_experiment import assert_same_weights, node
 from tests.kit import assert_refused
 
+from steelyard import Model
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_messages import HideForm
@@ -37,6 +39,8 @@ from steelyard.experiment.running import run
 from steelyard.federate.app_folder import experiment_text
 from steelyard.federate.book import ASKED
 from steelyard.federate.client_app import NodeFault, node_clients
+from steelyard.federate.own_model import take
+from steelyard.federate.received import FILE
 from steelyard.federate.server_app import agreed, clients_behind, federate
 from steelyard.messages.updates import Task
 from steelyard.result import Result
@@ -85,7 +89,14 @@ def sites(tables: Path, tmp_path: Path) -> Sites:
             if damage:
                 damage[site](pd.read_csv(file)).to_csv(file := tmp_path / file.name, index=False)
             data = {**READING, "path": str(file)}
-            config = {"client": site, "data": data, "statistics": term, "allow": "", "state": str(tmp_path / site)}
+            config = {
+                "client": site,
+                "data": data,
+                "statistics": term,
+                "allow": "",
+                "state": str(tmp_path / site),
+                "keep-model": True,
+            }
             nodes[40 + number] = node(config, {})
         return FakeGrid(nodes)
 
@@ -121,6 +132,10 @@ def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tab
     asked = (tmp_path / "north" / ASKED).read_text().splitlines()
     assert '"what":"statistics","run":"5"' in asked[0]
     assert sum('"statistics"' in line for line in asked) == 1
+    own = taken_at(tmp_path, tables / "north.csv")  # What a node received is the same model, of its own rows.
+    assert own.document.origin.round == 2
+    assert own.document.origin.digest == Result(tmp_path / "federated").model().document.origin.digest
+    np.testing.assert_allclose(own.predict(new).select_dtypes("number"), models[1].select_dtypes("number"), atol=1e-6)
     # Changes that are accepted keep what rows go through, but for changes of the data: the nodes are not asked again.
     file, text = tmp_path / "federated" / RUN_FILE, (tmp_path / "federated" / RUN_FILE).read_text()
     for edit, kept in ((("count = 2", "count = 3"), found.facts.preparations), (('"mean"', '"zero"'), {})):
@@ -128,6 +143,24 @@ def test_sites_that_agree_on_scales_train_as_a_simulation_does(sites: Sites, tab
         accept_experiment(file.parent)
         assert (History(file.parent).facts.preparations, file.read_text() == text) == (kept, False)
     assert_refused(Result(file.parent).model, "does not say what its rows went through")
+
+
+def taken_at(folder: Path, table: Path) -> Model:
+    """Return the model that the node north takes."""
+    reading = ", ".join(f"{name} = {json.dumps(value)}" for name, value in {**READING, "path": str(table)}.items())
+    lines = ['server = "127.0.0.1:1"', "insecure = true", 'client = "north"', 'state = "north"', "keep-model = true"]
+    (folder / "north.toml").write_text("\n".join([*lines, 'statistics = "sums"', f"data = {{{reading}}}"]))
+    return take(folder / "north.toml")
+
+
+def test_where_nodes_tell_nothing_the_operator_has_a_model_of_prepared_rows(sites: Sites, tmp_path: Path) -> None:
+    sections = {"federate": {**EXPERIMENT["federate"], "nodes_keep_model": False}, "rounds": {"count": 1}}
+    federated(sites("no", "no", "no"), tmp_path / "run", **sections)
+    assert not (tmp_path / "north" / FILE).exists()
+    model = Result(tmp_path / "run").model()
+    assert "no node told how" in model.card
+    assert model.predict(np.zeros((3, 2)))["class"].isin(["0", "1"]).all()
+    assert_refused(lambda: model.predict(tmp_path / "run" / RUN_FILE), "did not tell what rows go through")
 
 
 def test_a_site_that_tells_nothing_is_scaled_by_what_the_others_agreed(sites: Sites, tables: Path) -> None:

@@ -258,6 +258,20 @@ def node(file: Annotated[Path, typer.Argument(help="The node's own TOML file.")]
     run_node(file)
 
 
+@app.command("model")
+def model(
+    file: Annotated[Path, typer.Argument(help="The node's own TOML file.")],
+    out: Annotated[Path, typer.Option("--out", help="The model's own folder; it must not be there yet.")],
+    format: FormatOption = "text",
+) -> None:
+    """Take the last global model that this node received, with what its own rows go through (keep-model = true)."""
+    require_flower()
+    from steelyard.cli.models import saved
+    from steelyard.federate.own_model import take
+
+    saved(take(file), out, format)
+
+
 @app.command("ledger")
 def ledger(
     file: Annotated[Path, typer.Argument(help="The node's own TOML file.")], format: FormatOption = "text"

@@ -15,11 +15,13 @@ from steelyard.base.errors import UserError, new_file, printable, told_as
 from steelyard.base.files import write
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
-from steelyard.cli.options import FormatOption, HeadOption, KeysOption, TrustOption, asking
+from steelyard.cli.options import Format, FormatOption, HeadOption, KeysOption, TrustOption, asking
 from steelyard.cli.printing import emit
 from steelyard.report.rendering import Copied, Table
 
 if TYPE_CHECKING:
+    from steelyard.models.folder import Model
+    from steelyard.models.recommender import Recommender
     from steelyard.models.testing import Figure, Tested
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a model (`steelyard model`).")]
@@ -30,6 +32,8 @@ SiteOption = Annotated[
     str | None, typer.Option("--site", help="Fill and scale a table as those of this site, which trained.")
 ]
 
+PREDICTS = "predict {} FILE --out predictions.csv"
+"""What is done with a model in a folder."""
 _log = logger(__name__)
 
 
@@ -75,12 +79,17 @@ def model(
                 found = take_recommender(run, rule, keys=keys, head=head, client=client)
                 use = "recommend list {}" + (" --user USER --rows FILE" if client is None else "")
             else:
-                ask, use = asking(trust), "predict {} FILE --out predictions.csv"
+                ask, use = asking(trust), PREDICTS
                 found = take(run, rule, round, ask=ask, keys=keys, head=head, client=client, adapt=adapt or ())
         except ChangedRun as changed:
             _log.error(str(changed))
             raise typer.Exit(1) from None
-        folder = found.save(out)
+    saved(found, out, format, use)
+
+
+def saved(found: Model | Recommender, out: Path, format: Format, use: str = PREDICTS) -> None:
+    """Write a model into its folder, and say what was taken and what to do with it."""
+    folder = found.save(out)
     origin = found.document.origin
     lines = [
         f"model of {origin.rule}, seed {origin.seed}: {origin.chosen}",

@@ -132,6 +132,9 @@ class NodeConfig(Terms):
     """With "local": the most that this node's answers may cost a client in all, whoever asks, at δ = 1e-5."""
     tests: StrictBool = True
     """Whether this node's clients test models; False: no score, loss or count of test rows leaves it."""
+    keep_model: StrictBool = False
+    """Whether the node keeps, in `state`, the last global model that it received, for `steelyard federate model`; of
+    several rules that of the first."""
     state: OwnPath | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process; with "local"
     also the ledger of its answers."""
@@ -190,6 +193,8 @@ class NodeConfig(Terms):
         if "local" in self.require and self.statistics not in (None, "no"):
             got = f"got '{self.statistics}' with require = \"local\", whose noise does not cover them"
             raise ValueError(f'statistics: {got}; allowed: "no"')
+        if self.keep_model and self.state is None:
+            raise ValueError('keep-model: given without state, where it is kept; allowed: both, as in state="state"')
         self._refuse_idle()
         return self
 

@@ -94,8 +94,9 @@ class Preparation(Document):
     [1, 8, 8]
     """
 
-    form: Literal["table", "images", "characters", "words", "array"]
-    """What a row is read from. array: numbers as they are handed over."""
+    form: Literal["table", "images", "characters", "words", "array", "prepared"]
+    """What a row is read from. array: numbers as they are handed over; prepared: numbers as nodes make them, which do
+    not tell how."""
     values: Values = "numbers"
     """bytes: pixels from 0 to 255, divided by 255."""
     shape: Annotated[list[Few], Field(min_length=1, max_length=8)]

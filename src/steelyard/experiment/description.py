@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset, DatasetOrSeeded
+    from steelyard.data.preparation import Preparation
     from steelyard.data.sources.csv import Csv
 
 
@@ -195,6 +196,10 @@ class Kind(Section):
     @property
     def table(self) -> Csv | None:
         """How a table is read whose columns can be compared before the first round; None of other data."""
+        return None
+
+    def unprepared(self, about: Mapping[str, int | list[int]]) -> Preparation | None:
+        """Return what is known of the rows of nodes that do not tell what rows go through, by what they must say."""
         return None
 
     def about_data(self) -> Mapping[str, int | list[int]]:

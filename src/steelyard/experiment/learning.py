@@ -20,6 +20,7 @@ from steelyard.base.usercode import NotAllowed
 from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.data.facts import FactSettings
+from steelyard.data.preparation import Preparation, Target
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.source import Memory
 from steelyard.experiment.checks import check_cohorts, check_common_model, check_measure, check_private
@@ -334,6 +335,15 @@ class LearningDescription(Description):
     def table(self) -> Csv | None:
         """How the table is read, where the data are one."""
         return self.data if isinstance(self.data, Csv) else None
+
+    def unprepared(self, about: Mapping[str, int | list[int]]) -> Preparation | None:
+        """Return the shape of a row as the network takes it, and the task with its classes by number."""
+        shape, outputs = about.get("features"), about.get("classes")
+        if not isinstance(shape, list) or not isinstance(outputs, int):
+            return None
+        task = "segmentation" if about.get("pixels") else self.data.capabilities().task or "classes"
+        target = Target(task=task, names=[str(number) for number in range(outputs)])
+        return Preparation(form="prepared", shape=shape, target=target)
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""

@@ -9,6 +9,8 @@ The two Flower apps
 On a node's machine
     `node`              takes part as the node's own file says: fetches messages, sends answers
     `node_worker`       the process that does the work: the client app, warm between messages
+    `received`          the last global model that the node received, which it keeps
+    `own_model`         that model, as the node's owner takes it
     `book`              what the node keeps: each answer that left with noise, what it signed, what heads say of it
 
 On the server's machine

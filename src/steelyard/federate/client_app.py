@@ -59,7 +59,7 @@ from steelyard.experiment.data_check import looked_at, said
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
-from steelyard.federate import book
+from steelyard.federate import book, received
 from steelyard.federate.book import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.secure_node import HiddenRound
 from steelyard.messages.payloads import DenseModels
@@ -284,6 +284,7 @@ def _train(message: Message, context: Context) -> RecordDict:
             hidden = _hidden_round(context, config, experiment, task.federation)
             return _add_up(task, form, config, hidden, tasks.read_keys(message.content, form))
         own = agreed_task(task, form.algorithm, experiment)
+        received.keep(config, experiment, form.experiment, form.run, own, own.round - 1, own.parameters)
         _keep_proofs(config, form.run, form.proofs)
         charge = _ledger(config, node, own, form.run)
         book.take_part(config, "round", own, form.run)
@@ -470,6 +471,8 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(form.experiment, config)
+        if len(question.models) == 1:
+            received.keep(config, experiment, form.experiment, form.run, question, question.round, question.models[0])
         if not config.tests:
             return tasks.write_evaluations(_untested(question, node.names).without(question.withdrawn))
         book.take_part(config, "question", question, form.run)

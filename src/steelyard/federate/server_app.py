@@ -122,9 +122,12 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str, *, survey
         held = agreed(clients, held)
         if not clients.roster.settled:
             clients.wait()
-    shape, known = clients.roster.about.get("features"), clients.survey.known
+    about, known = clients.roster.about, clients.survey.known
+    shape = about.get("features")
     if known is not None and isinstance(shape, list) and held.table is not None:
         clients.prepared = site_preparation(held.table, known, shape)
+    elif survey:
+        clients.prepared = held.unprepared(about)
     return clients
 
 

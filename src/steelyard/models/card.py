@@ -40,17 +40,8 @@ def card(
             f"Final hash of the run: {origin.closing}; verified: {found['verified']['verdict']}.",
             f"Not covered by it: {found['not_covered']}.",
         ),
-        "## What it takes and gives",
-        tuple(_input_and_output(prepared)),
+        *takes_and_gives(prepared, arrays or {}),
     ]
-    if prepared is None:
-        rows = tuple((name, str(kind), "×".join(map(str, shape))) for name, (kind, *shape) in (arrays or {}).items())
-        parts.append(Table("Arrays, in their order", ("array", "type", "shape"), rows[:MOST_COLUMNS], names=2))
-    elif prepared.columns:
-        rows = tuple(_column(column) for column in prepared.columns[:MOST_COLUMNS])
-        parts.append(
-            Table("Columns, in their order", ("column", "type", "seen in training", "if empty"), rows, names=4)
-        )
     parts += ["## Tests in its run", *_tests(origin.tests), *filter(None, [left_out])]
     sites = tuple((site["client"], _text(site["rows"]), _share(site["weight"])) for site in found["sites"])
     parts += ["## Data by site", Table("Sites", ("site", "training rows", "mean weight"), sites)]
@@ -58,6 +49,19 @@ def card(
     if prepared is not None and prepared.sites:
         parts.append(f"model.json holds means and deviations of {len(prepared.sites)} single sites.")
     return render(parts, "markdown")
+
+
+def takes_and_gives(prepared: Preparation | None, arrays: Mapping[str, Sequence[str | int]]) -> list[Block]:
+    """Return the part of a card that says what a model takes and gives, as far as that is known."""
+    parts: list[Block] = ["## What it takes and gives", tuple(_input_and_output(prepared))]
+    if prepared is None:
+        rows = tuple((name, str(kind), "×".join(map(str, shape))) for name, (kind, *shape) in arrays.items())
+        parts.append(Table("Arrays, in their order", ("array", "type", "shape"), rows[:MOST_COLUMNS], names=2))
+    elif prepared.columns:
+        rows = tuple(_column(column) for column in prepared.columns[:MOST_COLUMNS])
+        headings = ("column", "type", "seen in training", "if empty")
+        parts.append(Table("Columns, in their order", headings, rows, names=4))
+    return parts
 
 
 def _input_and_output(prepared: Preparation | None) -> Sequence[str]:
@@ -73,6 +77,8 @@ def _input_and_output(prepared: Preparation | None) -> Sequence[str]:
         "characters": f"It takes the last {shape} characters of a text.",
         "words": f"It takes the first {shape} words of a text, hashed to {prepared.vocabulary} tokens.",
         "array": f"It takes arrays of {shape} numbers.",
+        "prepared": f"It takes arrays of {shape} numbers, as the nodes make them of their rows: no node told how "
+        "(statistics in its file). Other rows give nonsense. Classes have their numbers alone.",
     }
     found = [lines[prepared.form]]
     if prepared.normalise == "client":

@@ -79,7 +79,7 @@ class Origin(Document):
     digest: Sha256
     """Of the model's numbers, as the run's chain has it for this round."""
     closing: str
-    """The final hash of the run when the model was taken."""
+    """The final hash of the run when the model was taken; empty where a node took it, which has no run."""
     measure: str | None = None
     """The measure that leads, by its name in a run's record; None: that of the task."""
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5

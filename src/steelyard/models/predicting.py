@@ -103,6 +103,11 @@ class Predictor:
             return replace(new_rows.of_texts(texts, prepared), labels=[one for _, mine in read for one in mine])
         if not paths:
             return new_rows.of_arrays(given, prepared)
+        if form == "prepared":
+            raise UserError(
+                f"{paths[0]}: the nodes did not tell what rows go through (statistics in their files); allowed: an "
+                "array of rows as they make them, in Python, or `steelyard federate model` at a node"
+            )
         arrays = read_arrays(_one(paths))
         if "x" not in arrays:
             raise UserError(f"{paths[0]}: holds no array x; expected an .npz file with one, a row of it each")

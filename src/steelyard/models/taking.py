@@ -301,7 +301,7 @@ def _origin(
         why = "the rule that the comparison recommends"
     elif found["beside"] and not named:
         why = "the run's main rule; no rule is recommended"
-    measure, threshold = _leading(experiment)
+    measure, threshold = leading_of(experiment)
     return Origin(
         run=found["name"],
         purpose=experiment.description,
@@ -370,7 +370,7 @@ def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile |
     return {**fields, "name": f"{files.CODE}/{name}:{factory}"}, code, code_file(name, code)
 
 
-def _leading(experiment: Description) -> tuple[str | None, float]:
+def leading_of(experiment: Description) -> tuple[str | None, float]:
     """Return the measure that leads, and above which probability the second of two classes is predicted."""
     leading = experiment.rounds.leading if isinstance(experiment, LearningDescription) else None
     return (None, 0.5) if leading is None else (leading.name, leading.threshold)
@@ -413,7 +413,7 @@ def _look_at_network(
             code is None and [slot.name for slot in Layout.of(built(document, folder)).slots] != document.network.vector
         ):
             found.change(f"{folder / DOCUMENT}: its numbers have other names than in this run")
-        if (origin.measure, origin.threshold) != _leading(experiment):
+        if (origin.measure, origin.threshold) != leading_of(experiment):
             found.change(f"{folder / DOCUMENT}: its measure or threshold is not the one of this run")
     elif described({name: tensor.numpy() for name, tensor in tensors.items()}) != history.facts.arrays:
         found.change(f"{folder / WEIGHTS}: its arrays are not those of this run")

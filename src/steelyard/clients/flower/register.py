@@ -153,6 +153,8 @@ class FederateSettings(Section):
     """Seconds that a node has to answer one task or question; who has not answered by then is left out of the round."""
     most_clients: int = Field(default=10_000, ge=1)
     """Clients that one node may hold, where the server's register says nothing else of its key."""
+    nodes_keep_model: bool = True
+    """Whether nodes whose owners want it keep the global model that they receive (`keep-model` in the node's file)."""
     test_bound: float = Field(default=3.0, ge=1, allow_inf_nan=False)
     """Of a client's test samples at most this many times the median client's count in the accuracy: nobody can check
     how many it has, and a client that claims a hundred times as many would decide the accuracy alone."""
