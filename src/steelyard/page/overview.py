@@ -65,14 +65,15 @@ class LiveHistory(History):
             now = signature(self.folder)
             if now == self._signature:
                 return False
-            last, rounds = self.last_round, vars(self).get("rounds")
+            seen, rounds = self.seen, vars(self).get("rounds")
+            self.seen = self.last_round
             for name in [name for name in vars(self) if isinstance(getattr(History, name, None), cached_property)]:
                 del vars(self)[name]
-            if last < self.seen:
+            if self.seen < seen:
                 self._memory.clear()
             elif rounds is not None:
-                vars(self)["rounds"] = self._grown(rounds, self.rounds_after(self.seen))
-            self.seen, self._signature = last, now
+                vars(self)["rounds"] = self._grown(rounds, self.rounds_after(seen))
+            self._signature = now
             self.version += 1
             return True
 
@@ -110,9 +111,9 @@ class LiveHistory(History):
     ) -> EntriesT:
         with self._lock:
             known: EntriesT | None = self._memory.get((kind, rule, seed))
-            found = _joined(known, read(rule, seed, _last(known)))
-            self._memory[kind, rule, seed] = found
-        return between(found, after, self.seen)
+            if known is None or _last(known) < self.seen:
+                known = self._memory[kind, rule, seed] = _joined(known, read(rule, seed, _last(known)))
+        return between(known, after, self.seen)
 
     def tested_at(self, rule: str, seed: int, most: int) -> Tested:
         """Return `tested` without round 0; of a long run some rounds, evenly spaced."""
