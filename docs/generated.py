@@ -137,6 +137,7 @@ def rules_page() -> str:
         *(
             f"| `{each.name}` | {cell(each.description)} | {each.about} | {each.measured_by} |"
             for each in criterion.known().values()
+            if each.built_in
         ),
     ]
     for kind, heading in kinds.items():

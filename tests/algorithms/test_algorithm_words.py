@@ -25,10 +25,10 @@ SERVER = {"partition": {"server": "fraction", "server_fraction": 0.1}}
 
 
 def test_words_name_algorithm_and_rule() -> None:
-    found = with_rules(small(**SERVER), ["DS,scaffold,fedprox(mu=0.5)+LD>DS/max,fedavg,fedavgm(beta=0.5)+guarded"])
+    found = with_rules(small(**SERVER), ["LD,scaffold,fedprox(mu=0.5)+LD>DS/max,fedavg,fedavgm(beta=0.5)+guarded"])
     made = {f.name: (f.algorithm.name, f.rule.names) for f in federations_of(found)}
     assert made == {
-        "DS": ("fedavg", ("DS",)),
+        "LD": ("fedavg", ("LD",)),
         "scaffold": ("scaffold", ("DS",)),
         "fedprox(mu=0.5)+LD>DS/max": ("fedprox", ("LD", "DS")),
         "fedavg": ("fedavg", ("DS",)),

@@ -40,7 +40,7 @@ COMMANDS = {
     "withdraw done client-000 --out fewer": "fewer/run.sqlite",
     "export done --to csv": "done/export",
     "import rounds.csv --out theirs --by DS": "theirs",
-    "check hospitals": "920 rows at 4 sites: 9 warnings",
+    "check hospitals": "920 rows at 4 sites: 13 warnings",
     "list recipes": "quickstart",
     "show quickstart --set rounds.count=7": "count = 7",
     "list": "every word that a rule may hold",
@@ -76,8 +76,8 @@ COLD = {"report done -o done.html": "done.html", "weigh clients.csv": "Alice"}
 ELSEWHERE = {
     *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "new"),
     *("model", "predict", "test"),
-    *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node")),
-    *(f"recommend {name}" for name in ("split", "top", "explain", "kept")),
+    *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node", "model")),
+    *(f"recommend {name}" for name in ("split", "top", "explain", "kept", "list")),
 }
 
 

@@ -41,8 +41,8 @@ def patients(rows: int = 450) -> pandas.DataFrame:
     return frame
 
 
-def comparison_csv(folder: Path) -> list[str | Path]:
-    patients().to_csv(folder / "data.csv", index=False)
+def comparison_csv(folder: Path, rows: int = 450) -> list[str | Path]:
+    patients(rows).to_csv(folder / "data.csv", index=False)
     return ["--csv", folder / "data.csv", "--label", "diagnosis", "--owner", "hospital"]
 
 
@@ -62,9 +62,9 @@ def write_images(folder: Path) -> list[str | Path]:
 def test_what_is_written_for_a_table_runs_and_learns(tmp_path: Path, command: CommandLine) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
-    written = command("new", "study/my first.toml", *comparison_csv(folder))
+    written = command("new", "study/my first.toml", *comparison_csv(folder, 900))
     assert written.returncode == 0, written.stderr
-    words = ("unit (the same in all rows)", "notes (text with 450 different values)", "most in pressure ")
+    words = ("unit (the same in all rows)", "notes (text with 900 different values)", "most in pressure ")
     assert [word for word in words if word not in written.stdout] == []
     assert written.stdout.splitlines()[-1] == "next: steelyard run 'study/my first.toml'"
     assert not tomllib.loads((folder / "my first.toml").read_text())["data"]["path"].startswith(("/", ".."))

@@ -70,7 +70,7 @@ def test_the_figures_of_a_scene_by_hand(tmp_path: Path) -> None:
         assert found.worst == dict.fromkeys(rules, (0.375, 0.375))
         assert found.models == {rule: (history.models[rule, 1], history.models[rule, 2]) for rule in rules}
         assert found.head == history.chain.head
-        assert ("exploded in 2 of 2 seeds" in found.failed) == bool(ended)
+        assert ("diverged in 2 of 2 seeds" in found.failed) == bool(ended)
     assert not run_figures(run, "size").failed, "a rival that exploded is left out"
 
 

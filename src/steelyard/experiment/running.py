@@ -176,6 +176,9 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
             counts.append(len(clients.names(seed)))
     if least > min(counts):
         raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the number of clients")
+    size, candidates = experiment.rounds.cohort(max(counts)), experiment.rounds.select.candidates
+    if candidates is not None and candidates < size:
+        raise UserError(f"rounds.select.candidates: got {candidates}; allowed: at least the cohort's {size}")
     if clients.complete:
         # A floor of one that has withdrawn is what the others were weighed beside: it stays.
         names = {name for seed in seeds for name in clients.names(seed)}

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError, first_names, nearest
-from steelyard.clients.local import Simulation
-from steelyard.clients.local.cohort import Kept
+from steelyard.clients.local import Kept, Simulation
 from steelyard.data.columns import owners_of
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.data.new_rows import NewRows

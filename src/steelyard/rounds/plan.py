@@ -111,9 +111,7 @@ class SelectSettings(Section):
         share = np.array([known.get(name, {}).get("samples", usual) for name in names])
         # The largest of u^(1/p): a draw without replacement, each with a chance by its size p (Efraimidis, Spirakis).
         drawn = np.argsort(-np.log(np.maximum(chance[:, 0], 1e-300)) / share, kind="stable")
-        if self.candidates is not None and self.candidates < min(size, len(names)):
-            raise UserError(f"rounds.select.candidates: got {self.candidates}; allowed: at least the cohort's {size}")
-        drawn = drawn[: self.candidates or 2 * size]
+        drawn = drawn[: max(size, self.candidates or 2 * size)]
         losses = np.array([known.get(names[int(index)], {}).get("loss", math.inf) for index in drawn])
         return drawn[np.lexsort((chance[drawn, 1], -losses))[:size]]
 

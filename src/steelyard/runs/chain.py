@@ -306,8 +306,10 @@ class Records:
         for round, size, sha256 in rows:
             head = self._head(round, head, marked(size, sha256), self.statements(round))
             signed = signed_by(self._db, signer, head_statement(self.run, round, head))
+            # Without a key, a signature that was there stays: it tells that somebody computed the chain again.
             self._db.execute(
-                "UPDATE chain SET head = ?, key = ?, signature = ? WHERE round = ?", (head, *signed, round)
+                "UPDATE chain SET head = ?, key = ifnull(?, key), signature = ifnull(?, signature) WHERE round = ?",
+                (head, *signed, round),
             )
             for _, key, *_ in self._federations:
                 marks = np.array([mark for *_, mark in self._marks(key, round)], dtype="<u8").tobytes()

@@ -13,16 +13,18 @@ from steelyard.clients.local.settings import ClockSettings, ComputeSettings
 
 if TYPE_CHECKING:
     from steelyard.clients.local.clock import Clock
+    from steelyard.clients.local.cohort import Kept
     from steelyard.clients.local.hidden_simulation import Hide
     from steelyard.clients.local.server import SimulationServer
     from steelyard.clients.local.simulation import Simulation
 
-__all__ = ["Clock", "ClockSettings", "ComputeSettings", "Hide", "Simulation", "SimulationServer"]
+__all__ = ["Clock", "ClockSettings", "ComputeSettings", "Hide", "Kept", "Simulation", "SimulationServer"]
 
 
 _LATE = {
     "Clock": "clock",
     "Hide": "hidden_simulation",
+    "Kept": "cohort",
     "Simulation": "simulation",
     "SimulationServer": "server",
 }
