@@ -213,6 +213,15 @@ def test_explain_says_which_features_made_the_score(folder: Path) -> None:
     assert scores.get("i07", found["score"]) == pytest.approx(found["score"], abs=1e-5)
 
 
+def test_a_saved_recommender_gives_the_list_of_its_run(folder: Path) -> None:
+    taken = inside("model", "kgflex", "--client", "u02", "--out", "hers", folder=folder)
+    assert taken.returncode == 0, taken.stderr
+    found = json.loads(inside("recommend", "list", "hers", "--format", "json", folder=folder).stdout)
+    run = inside("recommend", "top", "kgflex", "--user", "u02", "--format", "json", folder=folder)
+    assert [each["item"] for each in found["items"]] == [each["item"] for each in json.loads(run.stdout)["list"]]
+    assert any("half" in reason for each in found["items"] for reason in each["reasons"])
+
+
 def test_what_was_kept_is_said_in_quartiles(folder: Path) -> None:
     found = json.loads(inside("recommend", "kept", "kgflex", "--format", "json", folder=folder).stdout)
     assert found["kept"].keys() == {"shown", "informative"}
