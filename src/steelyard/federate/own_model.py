@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from steelyard import __version__
@@ -14,12 +15,10 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.federate.client_app import node_clients
 from steelyard.federate.node import read_node
 from steelyard.federate.received import ABOUT, FILE, MODEL, About
-from steelyard.learning.models import build
-from steelyard.learning.parameters import Layout
 from steelyard.models.card import takes_and_gives
-from steelyard.models.document import ModelDocument, Network, Origin
-from steelyard.models.folder import Model, held_of
-from steelyard.models.taking import leading_of
+from steelyard.models.document import Origin
+from steelyard.models.folder import Model
+from steelyard.models.taking import leading_of, model_of
 from steelyard.proof.signing import model_digest
 from steelyard.report.rendering import Block, render
 from steelyard.runs.checkpoint import metadata_of, read_content, read_tensors
@@ -41,13 +40,6 @@ def take(file: Path) -> Model:
         raise UserError(
             f"{file}: got a model of {experiment.name}; allowed: networks that are built in, of kind learning"
         )
-    target = prepared.target
-    outputs, pixels = len(target.names), target.task == "segmentation"
-    network = build(experiment.model, prepared.shape, outputs, about.seed, pixels=pixels)
-    layout = Layout.of(network)
-    if layout.size != len(parameters):
-        raise UserError(f"{file}: keeps a model of {len(parameters)} numbers; expected {layout.size}, as for its rows")
-    layout.write(network, parameters)
     measure, threshold = leading_of(experiment)
     origin = Origin(
         run=experiment.name,
@@ -63,24 +55,15 @@ def take(file: Path) -> Model:
         threshold=threshold,
         version=__version__,
     )
-    vector = [slot.name for slot in layout.slots]
-    settings = experiment.model.model_dump(mode="json", exclude_none=True)
-    document = ModelDocument(
-        origin=origin,
-        network=Network(settings=settings, outputs=outputs, pixels=pixels, seed=about.seed, vector=vector),
-        preparation=prepared,
-        weights=held_of(b""),
-        card=held_of(b""),
-    )
-    text = _card(origin, ", ".join(node.names), takes_and_gives(prepared, {}))
-    return Model(document, network.eval(), text)
+    made = model_of(file, origin, experiment.model, prepared, parameters)
+    return replace(made, card=_card(origin, ", ".join(node.names), takes_and_gives(prepared, {})))
 
 
 def _card(origin: Origin, site: str, further: Sequence[Block]) -> str:
     lines = (
         f"Rule: {origin.rule} ({origin.algorithm}), seed {origin.seed}; {origin.chosen}.",
         f"Digest of the model, as the run's chain has it: {origin.digest}.",
-        "Where clients have models or layers of their own, this is the common one.",
+        "Where clients have personalised models, this is the global model.",
         f"The columns, scales and categories below are those of this node ({site}). They are in no model of others.",
         "No test is in this folder: `steelyard test` makes one.",
     )

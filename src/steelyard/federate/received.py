@@ -41,8 +41,8 @@ def keep(
     parameters: torch.Tensor,
 ) -> None:
     """Keep a global model that came with a task or a question, where owner and experiment allow it."""
-    allowed = config.keep_model and config.state is not None and experiment.federate.nodes_keep_model
-    if not allowed or config.state is None or asked.federation != next(iter(experiment.rules())):
+    allowed = config.keep_model and experiment.federate.nodes_keep_model
+    if config.state is None or not allowed or asked.federation != next(iter(experiment.rules())):
         return
     about = About(run=run, rule=asked.federation, seed=asked.seed, round=round, experiment=text)
     with told_as(f"node config state: {config.state / FILE} cannot be written"), owners_only(config.state):

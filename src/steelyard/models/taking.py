@@ -208,28 +208,15 @@ class _Taken:
 
     def model(self, *, named: bool, ask: Ask | None) -> Model:
         """Return the model: network, weights, where it is from, and its card."""
-        settings, target = self.experiment.model, self.preparation.target
+        settings = self.experiment.model
         if ":" in settings.name and ask is not None and not is_handed_over(settings.name):
             ask(str(self.history.folder), {"model.name": settings.name})
-        pixels, outputs = target.task == "segmentation", len(target.names)
-        network = build(settings, self.preparation.shape, outputs, self.seed, pixels=pixels)
-        layout = Layout.of(network)
-        if layout.size != len(self.kept.parameters):
-            numbers = f"{layout.size} numbers, its model {len(self.kept.parameters)}"
-            raise UserError(f"{self.history.folder}: its network has {numbers}; expected as many")
         own, words = self.own, "" if self.own is None else self.own.words
-        layout.write(network, (self.kept if own is None else own).parameters.to(torch.float32))
-        fields, code, held = _network(settings)
-        names = [slot.name for slot in layout.slots]
-        document = ModelDocument(
-            origin=_origin(self.experiment, self.found, self.seed, self.kept, self._tests(), named=named, own=words),
-            network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=self.seed, vector=names),
-            preparation=self.preparation if own is None else own.prepared(self.preparation),
-            weights=held_of(b""),
-            card=held_of(b""),
-            code=held,
-        )
-        return Model(document, network.eval(), card(document, self.found, self._left_out), code)
+        origin = _origin(self.experiment, self.found, self.seed, self.kept, self._tests(), named=named, own=words)
+        prepared = self.preparation if own is None else own.prepared(self.preparation)
+        parameters = (self.kept if own is None else own).parameters
+        made = model_of(self.history.folder, origin, settings, prepared, parameters)
+        return replace(made, card=card(made.document, self.found, self._left_out))
 
     @property
     def _personal(self) -> bool:
@@ -252,7 +239,7 @@ class _Taken:
             return f"This is {self.own.words}. It follows from that client's rows: hand it to that client alone."
         if self._personal:
             return (
-                "This is the common model. Clients use models of their own, which are not in this folder; their tests "
+                "This is the global model. Clients use personalised models, which are not in this folder; their tests "
                 "are of those, and are left out. Layers that clients keep for themselves, if any, are untrained here."
             )
         return "The tests of clients that chose the round are left out." if self._by_clients else ""
@@ -320,6 +307,31 @@ def _origin(
     )
 
 
+def model_of(
+    where: Path, origin: Origin, settings: ModelSettings, prepared: Preparation, parameters: torch.Tensor
+) -> Model:
+    """Return a model without its card: the network that the settings describe, with these parameters."""
+    pixels, outputs = prepared.target.task == "segmentation", len(prepared.target.names)
+    network = build(settings, prepared.shape, outputs, origin.seed, pixels=pixels)
+    layout = Layout.of(network)
+    if layout.size != len(parameters):
+        raise UserError(
+            f"{where}: got a model of {len(parameters)} numbers; expected {layout.size}, as its network has"
+        )
+    layout.write(network, parameters.to(torch.float32))
+    fields, code, held = _network(settings)
+    vector = [slot.name for slot in layout.slots]
+    document = ModelDocument(
+        origin=origin,
+        network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=origin.seed, vector=vector),
+        preparation=prepared,
+        weights=held_of(b""),
+        card=held_of(b""),
+        code=held,
+    )
+    return Model(document, network.eval(), "", code)
+
+
 def _recorded(history: History, experiment: RecordedDescription, found: Record, kept: _Kept, *, named: bool) -> Model:
     """Return the model of another framework's app: its weights by their names, and what is not known."""
     layout = ArrayLayout.read(history.facts.arrays)
@@ -379,8 +391,9 @@ def leading_of(experiment: Description) -> tuple[str | None, float]:
 def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     """Hold a model's folder to a run: its numbers to the chain, its network and preparation to what the run noted."""
     experiment = read_experiment(run)
+    what = "as the run made it"
     if isinstance(experiment, RecommendDescription):
-        saved = Recommender.load(folder)
+        saved, what = Recommender.load(folder), "its table as the run made it"
         origin, digest = saved.document.origin, model_digest(saved.tensors[TABLE].reshape(-1))
     else:
         document = read_document(folder)
@@ -391,7 +404,7 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     if digest != origin.digest or digests.get(((origin.rule, origin.seed), origin.round)) != digest:
         found.change(f"{folder}: its numbers are not those of {origin.rule} in round {origin.round} of this run")
     if not found.changed:
-        found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, as the run made it"
+        found.checked["model"] = f"{origin.rule}, seed {origin.seed}, round {origin.round}, {what}"
 
 
 def _look_at_network(
