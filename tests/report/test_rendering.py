@@ -66,9 +66,9 @@ def test_where_clients_test_models_of_their_own_tables_say_so_and_their_scores_d
     folder = run(with_rules(described, ["fedavg,local-only,fine-tuned"]), out=tmp_path / "run")
     document = computed(folder, read_experiment(folder))
     tested = [(row[0], row[2]) for row in main_table(document).rows]
-    assert ("fedavg", "common model") in tested
+    assert ("fedavg", "global model") in tested
     assert ("fine-tuned", "own models") in tested
-    # The server tests the common model: FedAvg's with and without fine-tuning, the first one where nobody sends.
+    # The server tests the global model: FedAvg's with and without fine-tuning, the first one where nobody sends.
     served = {rule.rule: rule.figures["server_accuracy"].mean for rule in document.rules}
     assert served["fedavg"] == served["fine-tuned"] != served["local-only"]
     for row in document.tested().rules:

@@ -351,11 +351,11 @@ def check_measure(
 
 
 def check_common_model(algorithms: Sequence[Algorithm]) -> None:
-    """Refuse algorithms whose clients use models of their own: what they add to the common one says little."""
+    """Refuse algorithms whose clients use models of their own: what they add to the global one says little."""
     personal = next((made.name for made in algorithms if made.personal), None)
     if personal is not None:
         raise UserError(
-            f"contributions: the clients of '{personal}' use models of their own, not the common one; allowed: "
+            f"contributions: the clients of '{personal}' use models of their own, not the global one; allowed: "
             "algorithms with one model for all"
         )
 

@@ -74,7 +74,7 @@ class Origin(Document):
     chosen: str
     """Why this rule and this round, in a sentence."""
     own: str = ""
-    """Whose model it is where it is that of one client; its numbers are in no chain, and `digest` is of the common one.
+    """Whose model it is where it is that of one client; its numbers are in no chain, and `digest` is of the global one.
     """
     digest: Sha256
     """Of the model's numbers, as the run's chain has it for this round."""

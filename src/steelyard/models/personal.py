@@ -50,7 +50,7 @@ class Own:
 def of_client(
     algorithm: Algorithm,
     base: Predictor,
-    common: torch.Tensor,
+    parameters: torch.Tensor,
     federation: str,
     kept: Mapping[str, torch.Tensor],
     client: str,
@@ -69,7 +69,7 @@ def of_client(
         raise UserError(f"--client: got '{client}'{nearest(client, named)}; allowed: clients that trained: {words}")
     held = Kept()
     held.restore(kept)
-    received = common[None].to(torch.float32)
+    received = parameters[None].to(torch.float32)
     vectors = held.vectors(federation, algorithm, [client], received)
     found = algorithm.own_models(received, vectors, mask(base.network, algorithm.private, received.device))[0]
     scales = {name: scale for name, scale in base.preparation.sites.items() if name == client}
@@ -79,7 +79,7 @@ def of_client(
 def of_newcomer(
     algorithm: Algorithm,
     base: Predictor,
-    common: torch.Tensor,
+    parameters: torch.Tensor,
     experiment: LearningDescription,
     *,
     seed: int,
@@ -88,8 +88,9 @@ def of_newcomer(
 ) -> Own:
     """Return what a client that did not take part makes of the global model: one round as the run's clients train.
 
-    Where an algorithm gives no models of clients' own, it is the model that this client would have sent.
+    Where an algorithm gives no personalised models, it is one round of plain training, as in FedAvg.
     """
+    algorithm = algorithm if algorithm.personal else Algorithm()
     words = ", ".join(path.name for path in files)
     if algorithm.listens or algorithm.receives or algorithm.private == "everything":
         raise UserError(f"--adapt: {algorithm.name} makes no model of the global one alone; allowed: other algorithms")
@@ -103,20 +104,19 @@ def of_newcomer(
     compute = experiment.compute.model_copy(update={"engine": "loop"})
     population = Population(dataset, (mine,), empty)
     simulation = Simulation({seed: population}, experiment.model, experiment.training, compute)
-    algorithm = algorithm if algorithm.personal else Algorithm()
-    asked = Task("", seed, round + 1, (client,), common, algorithm=algorithm, rate=experiment.rate(round))
+    asked = Task("", seed, round + 1, (client,), parameters, algorithm=algorithm, rate=experiment.rate(round))
     answer = simulation.train([asked])[0]
     if answer.failures:
         raise UserError(f"--adapt: {words}: {answer.failures[0].reason}; allowed: more rows")
     if algorithm.personal and not algorithm.tunes:
-        received = common[None].to(simulation.context.device)
+        received = parameters[None].to(simulation.context.device)
         vectors = simulation.context.kept.vectors("", algorithm, [client], received)
         models = algorithm.own_models(received, vectors, simulation.context.private(algorithm))
     else:
         assert isinstance(answer.payload, DenseModels)
         models = answer.payload.models
     found = models[0].cpu()
-    if torch.equal(found, common):
+    if torch.equal(found, parameters):
         raise UserError(f"--adapt: {algorithm.name} leaves a newcomer at the global model; allowed: other algorithms")
     return Own(found, rows.scales, f"the global model after one round of training ({algorithm.name}) on {words}")
 

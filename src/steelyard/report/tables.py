@@ -96,7 +96,7 @@ def _common(document: Comparison) -> list[Column]:
     own = any(rule.own_models for rule in document.rules)
     return [
         Column("algorithm", lambda rule: rule.algorithm if algorithms else ""),
-        Column("tested", lambda rule: "" if not own else "own models" if rule.own_models else "common model"),
+        Column("tested", lambda rule: "" if not own else "own models" if rule.own_models else "global model"),
     ]
 
 
@@ -381,7 +381,7 @@ def _devices(document: Comparison) -> list[Table]:
     columns += [figure_column(figure, measure, "clients", "server's rows") for figure in served]
     note = f"Final: over all test samples after round {document.rounds}; the rest over devices; {measure.direction}."
     if own:
-        note += " Own models: each client tested the one that it uses itself. Server's rows: the common model there."
+        note += " Own models: each client tested the one that it uses itself. Server's rows: the global model there."
     title = f"Local {document.measure} after the last round"
     return [rule_table(title, document.rules, [*_common(document), *columns], note)]
 

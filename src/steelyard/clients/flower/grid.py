@@ -349,7 +349,7 @@ class FlowerClients(Clients):
         for client in answer.started_over:
             if (task.federation, client) in self._keeping:
                 kept = ", ".join(task.algorithm.keeps)
-                again = "with the common model" if OWN in task.algorithm.keeps else "at 0"
+                again = "with the global model" if OWN in task.algorithm.keeps else "at 0"
                 self.roster.note(
                     f"client {client} of {in_words(task.federation)} lost what it kept ({kept}); it begins {again}"
                 )
