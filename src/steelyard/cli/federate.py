@@ -178,8 +178,7 @@ def _follow(run: ServerRun) -> None:
     """Follow a run until it ends; an interrupt ends the following alone, and says so."""
     try:
         folder = until_it_ends(run)
-        has_model = bool(History(folder).facts.preparations)
-        for line in (str(folder), *next_step(str(folder), "table", has_model=has_model)):
+        for line in (str(folder), *next_step(str(folder), "table", has_model=History(folder).facts.has_model)):
             print(printable(line))
     except KeyboardInterrupt:
         show, end = (run.server.command(name, str(run.number)) for name in ("follow", "stop"))

@@ -104,7 +104,7 @@ def _log_file(path: Path | None) -> None:
 
 
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", callback=_verbose, help="Also say each step.", rich_help_panel=_PANEL)
+    bool, typer.Option("--verbose", "-v", callback=_verbose, help="Log every step.", rich_help_panel=_PANEL)
 ]
 QuietOption = Annotated[
     bool,

@@ -169,15 +169,14 @@ def finish(work: Callable[[], Result], format: Format, report: bool = False) -> 
         document = result.table
     if report:
         write_own_report(result, document)
-    has_model = bool(result.history.facts.preparations)
-    show_result(document, format, report_line(str(result.folder), report), has_model=has_model)
+    line = report_line(str(result.folder), report)
+    show_result(document, format, line, has_model=result.history.facts.has_model)
 
 
 def show_result(document: Comparison, format: Format = "text", *lines: str, has_model: bool = False) -> None:
     """Print the result of a run, and what to do next; `lines` come last."""
     after = [*more_seeds(document.recommendation), f"run stored in {document.run}"]
-    look = "recommend report" if ranks_lists(document.measure) else "table"
-    after += next_step(document.run, None if document.recommendation is None else look, has_model=has_model)
+    after += next_step(document.run, None if document.recommendation is None else "table", has_model=has_model)
     emit(document, format, result_parts(document), [*after, *lines], lambda: comparison_csv(document))
 
 

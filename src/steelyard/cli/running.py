@@ -180,7 +180,7 @@ def compare(
             document.tested()
     if report:
         write_own_report(result, document)
-    taken = next_step(str(folder), has_model=bool(result.history.facts.preparations))
+    taken = next_step(str(folder), has_model=result.history.facts.has_model)
     lines = [f"run stored in {folder}", _tables_line(folder), *taken, report_line(str(folder), report)]
     _print_table(document, format, lines, all_tables=full, in_words=full)
 

@@ -137,6 +137,11 @@ class RunFacts(Document):
         return self.model_copy(update=given | {"others": {**self.others, **later.others}})
 
     @property
+    def has_model(self) -> bool:
+        """Whether `steelyard model` takes one of it: data were at hand, or nodes told what rows go through."""
+        return bool(self.preparations or self.data)
+
+    @property
     def finding_lines(self) -> list[str]:
         """What the check of its data found, and what of it was accepted, a sentence each."""
         return [
