@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steelyard import Experiment
@@ -30,6 +30,7 @@ from steelyard.report.tables import main_table
     ),
     st.integers(20, 90),
 )
+@example([("0" * 21, "", ""), ("", "", "")], 20)
 def test_any_table_fits_and_keeps_its_letters(rows: list[tuple[str, ...]], width: int) -> None:
     table = Table("", rows[0], tuple(rows[1:]))
     text = as_text(table, width)

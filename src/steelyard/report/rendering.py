@@ -129,7 +129,7 @@ def as_text(table: Table, width: int | None = None) -> str:
     widths = _widths(table, width)
     parts = [wrapped(table.title, width)] if table.title else []
     for number, columns in enumerate(_blocks(widths, width)):
-        parts += ["", wrapped(f"{table.title or table.headings[0]} (continued)", width)] if number else []
+        parts += ["", wrapped(f"{table.title or table.headings[0][:width]} (continued)", width)] if number else []
         folded = [_folded(row, table.names, columns, widths) for row in lines]
         rule = "-" * max(len(line) for row in folded for line in row)
         parts += [rule, *folded[0], rule, *(line for row in folded[1:] for line in row), rule]
