@@ -125,7 +125,7 @@ def rules_page() -> str:
         *("# Rule syntax", ""),
         "A rule says what clients are weighted by. `--rules` of `compare`, `--by` of `weigh` and the fields of",
         "`[weighing]` take the same rules. `steelyard explain RULE` prints a rule in words, its formula, who measures",
-        "what, and an example with three clients:",
+        "what and, where criteria alone decide, an example with three clients:",
         *("", "```sh", 'steelyard explain "VP>LD>DS/max"', "```", ""),
         "`>` puts one criterion before another, and `/max` divides each criterion by its largest value in the round.",
         "Neither is arithmetic. `VP>LD>DS/max` reads: accuracy on the server's validation set first, then number of",

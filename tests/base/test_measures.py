@@ -99,7 +99,7 @@ def test_every_task_has_a_score_of_which_more_is_better_and_a_criterion() -> Non
         assert not measure_of(task.score).less_is_better  # scores are compared and adapted to
         assert task.figure in MEASURES
         assert registry.get(task.criterion).needs.test_set
-    assert [measure_of(name).direction for name in ("RMSE", "c_index")] == ["less is better", "more is better"]
+    assert [measure_of(name).direction for name in ("RMSE", "c_index")] == ["lower is better", "higher is better"]
     assert measure_of("server-macro-f1") is MEASURES["macro_f1"]
     assert (measure_of("mape").show(0.125), measure_of("C-index").show(0.71234)) == ("12.50%", "0.7123")
     assert [measure_of("mape").show(value) for value in (None, math.nan, 0.0)] == ["-", "-", "0.00%"]

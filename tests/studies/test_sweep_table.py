@@ -199,9 +199,11 @@ def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
 def test_the_table_says_what_its_marks_mean() -> None:
     document = made({2: [0.5, 0.6], 1: [0.4, 0.5]})
     assert [line.split()[:2] for line in as_text(sweep_table(document)).splitlines() if " * " in line] == [["2", "*"]]
-    note = "the best is marked *; mean of 2 seeds ± half the 95 % interval"
+    note = "the best is marked *; mean of 2 seeds ± half the 95% interval"
     assert note in as_text(sweep_table(document))
-    assert "ndcg@10 on a validation split (20% of the training data), better: more" in as_text(sweep_table(document))
+    assert "ndcg@10 on a validation split (20% of the training data), higher is better" in as_text(
+        sweep_table(document)
+    )
     rows = (document.rows[0], document.rows[1].model_copy(update={"unreached": 1, "diverged": True, "rule": "DS"}))
     odd = document.model_copy(update={"rows": rows, "best": None, "left": ("a", "b"), "less_is_better": True})
     shown = as_text(sweep_table(odd))
@@ -212,7 +214,7 @@ def test_the_table_says_what_its_marks_mean() -> None:
     assert [word.strip() for word in first if word] == ["2", "0.01", "pFPL", "EQ", "0.55000 ±0.63531", "0 of 2"]
     assert [word.strip() for word in second if word] == ["1", "0.1", "pFPL", "DS", "diverged", "1 of 2"]
     for words in (
-        "better: less",
+        "lower is better",
         "no point has a figure; mean of 2 seeds",
         "a target that is not reached counts as the last round; diverged: the model exploded in one seed or more; "
         "not done: 2 runs",

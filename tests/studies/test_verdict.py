@@ -90,7 +90,7 @@ hospitals    better, within the margin
 two-labels                       worse
 free-riders                   not done
 --------------------------------------
-Mean of 10 seeds ± half the 95 % interval, on rows that chose nothing. Mean gain +0.5 ± 0.2 points. Paired
+Mean of 10 seeds ± half the 95% interval, on rows that chose nothing. Mean gain +0.5 ± 0.2 points. Paired
 t-tests, Holm's correction over the scenes. Equal: within 1 point by two one-sided tests.
 
 Every rule over the scenes
@@ -101,7 +101,7 @@ X            1.67    91.5 ± 0.8        81.5 ± 0.8
 EQ           1.83    91.4 ± 0.9        81.4 ± 0.9
 fedavg       2.50    91.0 ± 0.8        81.0 ± 0.8
 -------------------------------------------------
-Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds. Over the 3 of 5
+Rank 1 is the best. Accuracies: mean over the scenes ± half the 95% interval over the seeds. Over the 3 of 5
 scenes in which all of them have figures. Mean ranks less than 1.91 apart cannot be told apart (Nemenyi, 5 %).
 
 - sizes: failed: round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers

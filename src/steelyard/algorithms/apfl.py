@@ -29,8 +29,7 @@ MIXTURE = "mixture"
 
 @algorithm("apfl")
 class Apfl(Algorithm):
-    """A mixture of the global model and the client's own, of which each client learns how much; use it where some
-    clients are like the others and some are not."""
+    """A learnt mixture of the global model and the client's own; use it where only some clients are like the others."""
 
     personal: ClassVar[bool] = True
     by_hand: ClassVar[bool] = True

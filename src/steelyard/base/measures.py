@@ -53,7 +53,7 @@ class Measure:
     @property
     def direction(self) -> str:
         """Which way is better, in words."""
-        return "less is better" if self.less_is_better else "more is better"
+        return "lower is better" if self.less_is_better else "higher is better"
 
     def show(self, value: float | None) -> str:
         """Write a value: 89.32%, 0.8421; "-" where there is none."""

@@ -135,7 +135,7 @@ def on_new_rows(
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Test a model on new rows whose labels are known: the run's measures with 95 % intervals, of all and by group."""
+    """Test a model on new rows whose labels are known: the run's measures with 95% intervals, of all and by group."""
     from steelyard.models.folder import load
 
     with doing("testing"):
@@ -153,7 +153,7 @@ def _table(found: Tested) -> Table:
     for group in found.groups:
         cells = {figure.measure: _cell(figure) for figure in group.figures}
         rows.append((group.name, f"{group.rows:,}", *(cells.get(measure, "–") for measure in measures)))
-    return Table("Tests on new rows, with 95 % intervals where they are known", headings, tuple(rows))
+    return Table("Tests on new rows, with 95% intervals where they are known", headings, tuple(rows))
 
 
 def _cell(figure: Figure) -> str:

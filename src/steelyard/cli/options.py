@@ -26,7 +26,7 @@ def recipe_names(incomplete: str) -> list[str]:
 
 
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
+    list[str] | None, typer.Option("--set", help="Change a field, such as rounds.count=5. May be given again.")
 ]
 ExperimentArgument = Annotated[
     str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
@@ -38,16 +38,19 @@ PartOption = Annotated[
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="text, markdown or latex for people, csv or json for programs.")
+    Format,
+    typer.Option("--format", metavar="FORMAT", help="text, markdown or latex for people, csv or json for programs."),
 ]
 BaselineOption = Annotated[
-    str | None, typer.Option("--baseline", help="Rule that the others are held against; default: DS alone.")
+    str | None, typer.Option("--baseline", help="Rule to compare with (default: FedAvg, else the first).")
 ]
 FullOption = Annotated[bool, typer.Option("--full", help="Also every test of every rule in words, and every table.")]
 ReportOption = Annotated[bool, typer.Option("--report", help="Also write the report: report.html in the run's folder.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")]
-SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")]
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", metavar="NUMBER", min=1, help="How many seeds, counted from the first.")
+]
 AcceptOption = Annotated[
     list[str] | None,
     typer.Option("--accept", help="Go on in spite of this finding of `steelyard check`. May be given again."),

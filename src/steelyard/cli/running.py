@@ -122,7 +122,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--rules",
-            help='Rules, with commas or one by one: DS, "LD>DS>MD", online, "online(LD>DS>MD)@20", greedy, bandit, '
+            help='Rules, with commas or one by one: DS, "LD>DS>MD", online, "online(LD>DS)", greedy, bandit, '
             '"budget(20)", fedavg, adafed, mean, recipe, "feddisco(a=0.5)" and other policies, all (every policy '
             "once). Default: each criterion, all orders of up to three, online.",
         ),

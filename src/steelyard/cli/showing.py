@@ -96,19 +96,15 @@ def explain(
         criteria = [_criterion(criterion.get(each), settings) for each in settings.criteria if weighted]
         documents.append({"rule": name, "reading": words, "formula": score, "criteria": criteria, "example": clients})
         algorithm = None if settings.algorithm is None else catalogue.known().get(settings.algorithm.name)
-        trains = "" if algorithm is None else f" Training: {first_line(algorithm)}."
-        parts += [
-            f"{name}: {words}.{trains}",
-            f"Score of a client: {score}. Weight: its score / the sum of all scores.",
-        ]
-        parts.append(
-            Table(
-                "",
-                ("criterion", "about the", "measured by", "trust", "what"),
-                tuple(tuple(each.values()) for each in criteria),
-                names=5,
-            )
-        )
+        trains = "" if algorithm is None else f" Training: {first_line(algorithm).partition(';')[0]}."
+        parts.append(f"{name}: {words}.{trains}")
+        if criteria:
+            shares = "" if settings.policy else " Weight: its score / the sum of all scores."
+            headings = ("criterion", "about the", "measured by", "trust", "what")
+            parts += [
+                f"Score of a client: {score}.{shares}",
+                Table("", headings, tuple(tuple(each.values()) for each in criteria), names=5),
+            ]
         rows = tuple(
             (client, *(f"{one:g}" for one in raw), f"{weight:.1%}") for client, (raw, weight) in clients.items()
         )

@@ -51,7 +51,7 @@ def sweep(
     experiment: ExperimentArgument,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", help="A field and its values: training.learning_rate=0.05,0.1. May be given again."),
+        typer.Option("--over", help="A field and its values, such as training.epochs=1,5. May be given again."),
     ] = None,
     rules: Annotated[
         list[str] | None,
@@ -166,7 +166,7 @@ def attack(
         finish_study(planned, _written(planned, out, described, described.name), _how(), format)
 
 
-# `steelyard arena`: whether an idea is better than the field, in one sentence.
+# `steelyard arena`: whether an idea is better than published methods, in one sentence.
 
 
 def arena(
@@ -175,37 +175,36 @@ def arena(
         typer.Argument(help='A rule such as "VP>LD>DS/max", a .py file of your own, or a TOML experiment.'),
     ] = None,
     rule: Annotated[
-        str | None, typer.Option("--rule", help="Which rule of a file, in words that may join what it defines.")
+        str | None, typer.Option("--rule", help="Rule to test, in words that may use what the file defines.")
     ] = None,
-    suite: Annotated[str, typer.Option("--suite", help="Which frozen suite of scenes.")] = "small",
+    suite: Annotated[str, typer.Option("--suite", help="Which suite of fixed tasks (scenes).")] = "small",
     scenes: Annotated[
         list[str] | None, typer.Option("--scenes", help="Only these scenes, with commas or one by one.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Only the first so many of the suite's seeds.")] = None,
-    draft: Annotated[
-        bool, typer.Option("--draft", help="On the seeds for choosing, while you still change your idea.")
-    ] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many of the suite's seeds.")] = None,
+    draft: Annotated[bool, typer.Option("--draft", help="Use tuning seeds, while you develop the idea.")] = False,
     until_decided: Annotated[
         bool,
-        typer.Option("--until-decided", help="On held-out seeds, in batches, until every scene is decided."),
+        typer.Option("--until-decided", help="Use held-out seeds, in batches, until every scene is decided."),
     ] = False,
     retune: Annotated[
-        bool, typer.Option("--retune", help="Choose the rivals' settings again, beside those that are frozen.")
+        bool, typer.Option("--retune", help="Choose the other rules' settings again, beside the fixed ones.")
     ] = False,
     part: PartOption = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="How many scenes go at a time, in processes of their own.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="How many scenes run at a time, each in its own process.")] = 1,
     check: Annotated[
         Path | None,
         typer.Option("--check", help="Check an archive, or its folder, and replay a part of it."),
     ] = None,
     changes: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder that gets one run for each scene; one with the same goes on.")
+        Path | None,
+        typer.Option("--out", help="Folder for the runs, one for each scene; a stopped arena continues in it."),
     ] = None,
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Hold a rule against the field in a frozen suite of scenes, and say whether it is better than FedAvg."""
+    """Compare a rule with published methods on fixed tasks, and say whether it is better than FedAvg."""
     if sum((candidate is not None, check is not None, retune)) != 1:
         raise UserError("arena: got none or several of CANDIDATE, --check and --retune; allowed: one of them")
     options = {"--rule": rule, "--draft": draft, "--until-decided": until_decided, "--part": part}

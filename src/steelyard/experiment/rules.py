@@ -82,10 +82,9 @@ def rules_with_reasons(
 
 def _alike(rule: FederationSettings, other: FederationSettings, experiment: Description) -> bool:
     """Whether two rules do the same, whatever their names."""
-    algorithms = [each.algorithm or experiment.algorithm for each in (rule, other)]
-    return algorithms[0] == algorithms[1] and other == rule.model_copy(
-        update={"name": other.name, "algorithm": other.algorithm}
-    )
+    trained = [each.algorithm or experiment.algorithm for each in (rule, other)]
+    same = rule.model_copy(update={"name": other.name, "algorithm": other.algorithm})
+    return trained[0] == trained[1] and other == same
 
 
 def rule_words() -> list[tuple[str, str, str]]:

@@ -109,7 +109,7 @@ def _tests(tests: Sequence[Test]) -> list[Block]:
     if not tests:
         return ["No test of this model was recorded."]
     rows = tuple((test.where, _text(test.rows or None), test.measure, _score(test)) for test in tests)
-    return [Table("Scores with 95 % intervals", ("where", "rows", "measure", "score"), rows)]
+    return [Table("Scores with 95% intervals", ("where", "rows", "measure", "score"), rows)]
 
 
 def _score(test: Test) -> str:

@@ -85,9 +85,9 @@ def _verified(checked: Verification) -> dict[str, str]:
 
 
 def rule_sentence(text: str) -> str:
-    """Say what clients are weighted by under a stored rule, in words."""
+    """Say what clients are weighted by under a stored rule."""
     rule = stored_settings(text)
-    return "its settings are not of this version" if rule is None else f"Clients are weighted by: {reading(rule)}."
+    return "its settings are not of this version" if rule is None else f"Weighting: {reading(rule)}."
 
 
 def _result(history: History, rule: str, seed: int, last: int) -> float | None:

@@ -309,7 +309,7 @@ def _reached(rule: RuleResult) -> str:
 
 def _main_note(document: Comparison, found: Verdict) -> str:
     seeds = len(document.seeds)
-    notes = [f"mean ± 95 % interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
+    notes = [f"mean ± 95% interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
     if any(row.p_holm is not None for row in found.rules):
         notes.append("p: paired t-test against the first rule after Holm's correction")
     if seeds >= LEAST_SEEDS and len(found.rules) > 1:
@@ -324,7 +324,7 @@ def _main_note(document: Comparison, found: Verdict) -> str:
         known.append(measure_of(document.measure))
     alike = len({measure.direction for measure in known}) == 1
     notes.append(known[0].direction if alike else ", ".join(f"{each.name}: {each.direction}" for each in known))
-    notes += [f"{row.rule} is not held against it: {row.left_out}" for row in found.rules if row.left_out]
+    notes += [f"{row.rule} is not compared with it: {row.left_out}" for row in found.rules if row.left_out]
     text = "; ".join(notes)
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -364,7 +364,7 @@ def _rounds(section: TargetTable, document: Comparison) -> Table:
         rows.append((row.rule + (" (rounds)" if base else ""), *cells, cell(row.average, 2), cell(row.printed, 2)))
     note = f"First row: rounds; others: rounds gained over it. Not reached counts as round {document.limit}"
     note += (
-        f"; – : in no seed. Mean ± 95 % interval over {seeds} seeds." if seeds > 1 else "; – : not reached. One seed."
+        f"; – : in no seed. Mean ± 95% interval over {seeds} seeds." if seeds > 1 else "; – : not reached. One seed."
     )
     note += " Printed: the average over the shares that the first row or the rule reached."
     headings = ("rule", *(f"{share:.0%}" for share in section.shares), "average", "printed")
@@ -398,7 +398,7 @@ def _clients(document: Comparison) -> list[Table]:
         mine = [known.get((name, rule)) for rule in rules]
         count = max(row.rows for row in mine if row)
         rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
-    note = f"{measure.heading} [95 % interval from its rows], {measure.direction}. "
+    note = f"{measure.heading} [95% interval from its rows], {measure.direction}. "
     note += "Clients whose intervals overlap have no sure rank; one with too few rows has none."
     return [Table("Client by client after the last round", ("client", "rows", *rules), tuple(rows), note)]
 

@@ -48,7 +48,7 @@ def _note(document: ArenaDocument) -> str:
     opened = document.opened
     counts = sorted({scene.seeds for scene in document.scenes if scene.seeds}) or [len(document.seeds)]
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    what = "One seed" if counts == [1] else f"Mean of {seeds} seeds ± half the 95 % interval"
+    what = "One seed" if counts == [1] else f"Mean of {seeds} seeds ± half the 95% interval"
     tests = "Tests that may be looked at after any seed (betting on signs)" if opened else "Paired t-tests"
     gain = document.gain_over_seeds
     several = gain is not None and len(document.scenes) > 1
@@ -100,7 +100,7 @@ def _rules(document: ArenaDocument) -> Table:
             (row.rule, f"{row.rank:.2f}", *(show_estimate(value, 1, 100.0) for value in (row.value, row.worst)))
             for row in document.ranks
         ),
-        f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95 % interval over the seeds.{where}{apart}",
+        f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95% interval over the seeds.{where}{apart}",
     )
 
 

@@ -134,7 +134,7 @@ def participation_tables(documents: Mapping[float, Comparison], left_out: Sequen
     titles = {"server_accuracy": "Accuracy on the server's rows", "final": f"{local}, all test samples"}
     titles["worst"] = f"{local} of the worst client"
     seeds = len(first.seeds)
-    note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95 % interval over {seeds} seeds.'}"
+    note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95% interval over {seeds} seeds.'}"
     tables: list[Table] = []
     for figure in FIGURES:
         if (

@@ -87,8 +87,8 @@ def sweep_table(document: SweepDocument) -> Table:
     with_rule = len({row.rule for row in rows}) > 1 or not document.fields
     headings = ("point", *_short_names(document.fields), *["rule"] * with_rule, document.measured)
     return Table(
-        f"{document.measured} on a validation split ({document.validation:.0%} of the training data), better: "
-        f"{'less' if document.less_is_better else 'more'}",
+        f"{document.measured} on a validation split ({document.validation:.0%} of the training data), "
+        f"{'lower' if document.less_is_better else 'higher'} is better",
         (*headings, *["unreached"] * unreached),
         tuple(
             (
@@ -136,7 +136,7 @@ def _note(document: SweepDocument) -> str:
         count = "1 point is" if len(others) == 1 else f"{len(others)} points are"
         notes.append(f"{count} as good{within}, marked =: the best is the first of them in the grid")
     if len(document.seeds) > 1:
-        notes.append(f"mean of {len(document.seeds)} seeds ± half the 95 % interval")
+        notes.append(f"mean of {len(document.seeds)} seeds ± half the 95% interval")
     if any(row.unreached for row in document.rows):
         notes.append("a target that is not reached counts as the last round")
     if len(document.rows) > MOST_ROWS:

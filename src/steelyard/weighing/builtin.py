@@ -122,7 +122,7 @@ def expertise(local: LocalData) -> float:
 
 
 @server_criterion(
-    "EQ", about="data", description="equal weights: the same for every client", needs=Needs(), of_one=True, maximum=1.0
+    "EQ", about="data", description="equal weights for every client", needs=Needs(), of_one=True, maximum=1.0
 )
 def equal_say(view: CohortView) -> Floats:
     """1 for every client: plain averaging, or the plain sum of FPL."""

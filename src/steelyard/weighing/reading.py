@@ -22,7 +22,7 @@ _NORMALISED = {
 def reading(settings: WeighingSettings) -> str:
     """Return what clients are weighted by: "number of training samples first, then number of distinct labels"."""
     if settings.trained_by == "server":
-        return "no client trains: the server trains on its own samples alone"
+        return "no client trains; the server trains alone, on its own samples"
     words = f"{_joined(settings)}{_NORMALISED[settings.normalise]}"
     if settings.adjust is not None:
         words += f"; tests during training choose the order ({settings.adjust.strategy})"

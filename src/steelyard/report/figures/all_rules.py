@@ -125,7 +125,7 @@ def _scores(view: RunView, frame: Frame, column: str, measure: str, title: str) 
         notes.append(f"{POINTS} rounds, evenly spaced, of {longest}.")
     if banded:
         count = f"{max(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
-        notes.append(f"Line: mean of {count} seeds; band: its 95 % interval.")
+        notes.append(f"Line: mean of {count} seeds; band: its 95% interval.")
         if len(banded) < len(labels):
             notes.append(f"Bands of {listed(banded)} alone, the baseline and the best; the tables have all intervals.")
     form = score_format(measure)

@@ -27,7 +27,7 @@ Tables = Mapping[str, Floats]
 @figure(
     "federation",
     "Measures by site",
-    "How good the last model is on the test rows, by site and over all, with 95 % intervals from these rows.",
+    "How good the last model is on the test rows, by site and over all, with 95% intervals from these rows.",
     "No measure was asked for; rounds.measure = 'roc-auc', or another, records what this needs.",
 )
 def measures(view: RunView, part: FederationView) -> Chart | None:

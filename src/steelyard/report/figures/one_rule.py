@@ -143,7 +143,7 @@ def _span(ends: Mapping[str, list[Any]]) -> tuple[alt.X, alt.X2]:
 @figure(
     "federation",
     "What each client added",
-    "By how much it made the model better, with a 95 % interval; left of the line it made it worse.",
+    "By how much it made the model better, with a 95% interval; left of the line it made it worse.",
     "It was not measured; [contributions], or `steelyard contributions` afterwards, finds it out.",
 )
 def contributions(view: RunView, part: FederationView) -> Chart | None:
