@@ -117,9 +117,12 @@ def _argument(parameter: Any) -> str:
 
 def rules_page() -> str:
     """Describe every word of a rule and every criterion; a test holds docs/reference/rules.md to it."""
+    from steelyard.algorithms import catalogue
     from steelyard.experiment.rules import rule_words
     from steelyard.weighing import criterion
 
+    for registry in (catalogue, criterion):
+        registry.load_plugins([])  # without what a test of the same process loaded
     kinds = {"order": "Order", "rule": "Operators", "policy": "Published weighting methods", "algorithm": "Algorithms"}
     lines = [
         *("# Rule syntax", ""),
