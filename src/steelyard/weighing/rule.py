@@ -320,7 +320,7 @@ def unlimited(rules: Iterable[tuple[WeighingSettings, Mapping[str, str]]]) -> li
     if not found:
         return []
     names = ", ".join(found)
-    return [f"{names}: self-reported without a bound; a hostile client could claim any weight (see weighing.bound)"]
+    return [f"{names}: self-reported without a bound; a malicious client could claim any weight (see weighing.bound)"]
 
 
 # ---------------------------------------------------------------- weights of a client alone
