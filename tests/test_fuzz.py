@@ -317,7 +317,7 @@ TARGETS = [
         Target(name, _reads(file, reader), st.one_of(*map(damaged, wholes), st.just(_PICKLE)))
         for name, file, reader, wholes in (
             ("csv", "d.csv", _read_settings(source="csv", labels="target", owner="own"), [_CSV]),
-            ("clients", "clients.csv", lambda path: weighing_table.weigh_file(path, ""), [_CLIENTS]),
+            ("clients", "clients.csv", weighing_table.weigh, [_CLIENTS]),
             ("ratings", "ratings.tsv", interactions.read, [_RATINGS, _DAT]),
             ("checkpoint", "round.safetensors", read_tensors, [_MODELS]),
         )

@@ -242,13 +242,13 @@ TYPED: dict[str, str] = {
     f"{PLAN} --noise 1 --clients 1000 --delta 1e-3": "below 0.001, or --accept-large-delta",
     f"{PLAN} --noise 1 --sampling 1e-12": "with 1e+12 clients",
     "weigh no.csv": "no.csv",
-    "weigh clients.csv --score men": "did you mean 'mean'",
-    "weigh clients.csv --score power --power 1e300": "1e30",
-    "weigh clients.csv --score weighted-mean --weights a,b": "--weights: got 'a,b'",
+    "weigh clients.csv --by 'men(DS)'": "did you mean 'mean'",
+    "weigh clients.csv --by 'power(DS)^1e300'": "1e30",
+    "weigh clients.csv --by 'weighted-mean(DS=a)'": "a number",
+    "weigh clients.csv --score mean": "--by",
     "weigh clients.csv --by XX": "names no rule or criterion 'XX'",
     "weigh clients.csv --by 'clip(DS)'": "needs updates or rounds",
-    "weigh clients.csv --by DS --score mean": "together with options of a score",
-    "weigh clients.csv --score choquet --capacity none.toml": "none.toml cannot be read",
+    "weigh clients.csv --by 'choquet(DS,LD;none.toml)'": "none.toml cannot be read",
     "recommend split ratings.tsv --out o --core 1000000000": "nothing is left",
     "recommend split ratings.tsv --out o --count 0 --kind newest": "count",
     "recommend split ratings.tsv --out old": "exists already",
@@ -311,7 +311,7 @@ READ: dict[str, tuple[str, dict[str, tuple[Content, str]]]] = {
     "bad.tsv": ("recommend split bad.tsv --out o", RATINGS),
     "k.tsv": ("recommend features known.toml", KNOWLEDGE),
     "bad.csv": ("weigh bad.csv", TABLES),
-    "c.toml": ("weigh clients.csv --score choquet --capacity c.toml", CAPACITIES),
+    "c.toml": ("weigh clients.csv --by 'choquet(DS,LD;c.toml)'", CAPACITIES),
 }
 """Files of each kind: the name, the command that reads it, and what may stand in it."""
 CASES: dict[str, tuple[list[str], str, dict[str, Content]]] = {

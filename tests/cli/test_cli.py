@@ -266,16 +266,16 @@ def weighed(command: CommandLine, *arguments: str | Path) -> dict[str, tuple[flo
 def test_weigh_knows_every_score(command: CommandLine, table: Path, tmp_path: Path) -> None:
     capacity = tmp_path / "capacity.toml"
     capacity.write_text('[capacity]\nDS=0.5\nCD=0.3\nIS=0.2\n"DS,CD"=0.8\n"DS,IS"=0.7\n"CD,IS"=0.5\n')
-    ordered = weighed(command, table, "--score", "prioritized", "--priority", "DS>CD>IS")
+    ordered = weighed(command, table, "--by", "DS>CD>IS")
     assert list(ordered) == ["Alice", "Bob"]
     assert ordered["Alice"] == pytest.approx((1.152, 0.83965), abs=5e-6)  # the paper has five digits
-    mean = weighed(command, table, "--score", "weighted-mean", "--weights", "0.5,0.3,0.2")
+    mean = weighed(command, table, "--by", "weighted-mean(DS=0.5,CD=0.3,IS=0.2)")
     assert mean["Alice"][0] == pytest.approx(0.59)
     # A capacity that adds up is a weighted mean.
-    choquet = weighed(command, table, "--score", "choquet", "--capacity", capacity)
+    choquet = weighed(command, table, "--by", f"choquet(DS,CD,IS;{capacity})")
     assert choquet["Bob"] == pytest.approx(mean["Bob"])
-    assert weighed(command, table, "--score", "owa", "--quantifier", "all")["Alice"][0] == pytest.approx(0.2)
-    power = weighed(command, table, "--score", "power", "--power", "2")
+    assert weighed(command, table, "--by", "owa(DS,CD,IS;all)")["Alice"][0] == pytest.approx(0.2)
+    power = weighed(command, table, "--by", "power(DS,CD,IS)^2")
     assert power["Alice"][0] == pytest.approx((0.9 * 0.2 * 0.4) ** 2)
     best = json.loads(command("weigh", table, "--by", "IS/max", "--format", "json").stdout)
     assert [row["score"] for row in best["clients"]] == [0.8, 1.0]
@@ -314,7 +314,7 @@ def test_rules_owners_and_folders_with_markup_are_printed_as_they_are(command: C
         '[model]\nname = "logistic"\n[compute]\nengine = "loop"\n'
     )
     names = ("[/b]ann", "[bold]bob", "\\x1b[31mcy", "[/i]rule")
-    for words in (("run", "e.toml", "--out", "[/b]out"), ("weigh", "[/b]out", "--score", "mean", "--criteria", "DS")):
+    for words in (("run", "e.toml", "--out", "[/b]out"), ("weigh", "[/b]out", "--by", "mean(DS)")):
         done = command(*words)
         assert done.returncode == 0, done.stderr
         assert [name for name in names if name not in done.stdout] == []

@@ -77,6 +77,10 @@ GONE: Mapping[tuple[str, str], str] = {
     ("new", "--idx"): 'Write an experiment with [data], source = "mnist" and path.',
     ("sweep", "--one-by-one"): "Rules and seeds of a point are one run. Use --jobs for several points at a time.",
     ("sweep", "--stacked"): "Leave it out: rules and seeds of a point are one run.",
+    **{
+        ("weigh", f"--{name}"): 'Write the rule in words: --by "DS>LD", --by "owa(DS,LD;most)".'
+        for name in ("score", "priority", "weights", "quantifier", "capacity", "power", "criteria")
+    },
     ("privacy audit", "--figures"): "Leave it out. The pictures are in docs/results/privacy.md.",
     ("privacy plan", "--accountant"): "Leave it out: rounds are added up by privacy loss distributions (pld).",
 }

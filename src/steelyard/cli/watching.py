@@ -34,7 +34,8 @@ from steelyard.page import require_page
 from steelyard.report.rendering import Block, Table, as_text, bars
 from steelyard.runs.glance import Glance, accuracies, find_runs, glance, glances, signature, why_unreadable
 from steelyard.runs.history import History
-from steelyard.weighing.table import RuleOptions, read_words, weigh_file
+from steelyard.weighing.table import read_words
+from steelyard.weighing.table import weigh as weigh_table
 
 if TYPE_CHECKING:
     from steelyard.report.view import Reweighed
@@ -148,26 +149,16 @@ def weigh(
         Path, typer.Argument(help="CSV with a client column and a column per criterion, or the folder of a run.")
     ],
     by: Annotated[
-        str | None, typer.Option(help='The rule in words, as in `compare --rules`: "VP>LD>DS/max", "mean(DS,LD)".')
-    ] = None,
-    score: Annotated[
-        str, typer.Option(help="prioritized, mean, weighted-mean, owa, choquet, product or power.")
-    ] = "prioritized",
-    priority: Annotated[str | None, typer.Option(help='For prioritized: "DS>CD>IS"; default: as listed.')] = None,
-    weights: Annotated[str | None, typer.Option(help="For weighted-mean and owa: numbers with commas.")] = None,
-    quantifier: Annotated[
-        str | None, typer.Option(help="For owa: all, most, at-least-half, as-many-as-possible, or a,b.")
-    ] = None,
-    capacity: Annotated[Path | None, typer.Option(help="For choquet: TOML with a value per subset.")] = None,
-    power: Annotated[float | None, typer.Option(help="For power: the exponent.")] = None,
+        str,
+        typer.Option(
+            help='The rule in words, as in `compare --rules`: "VP>LD>DS/max", "owa(DS,LD;most)". Default: all columns.'
+        ),
+    ] = "",
     normalise: Annotated[
         Literal["share", "max", "rank", "none"] | None,
         typer.Option(
             help="How criteria are brought to 0..1; none: values as they are (CSV). Default: share, or as the run did."
         ),
-    ] = None,
-    criteria: Annotated[
-        str | None, typer.Option("--criteria", help="For a run: which of its criteria, with commas; default: all.")
     ] = None,
     rule: Annotated[
         str | None, typer.Option("--rule", help="For a run: whose updates; default: the main rule's.")
@@ -176,44 +167,33 @@ def weigh(
     format: FormatOption = "text",
 ) -> None:
     """Score and weigh clients from a table, or the updates of a run by another rule: no training needed."""
-    options = RuleOptions(score, priority, weights, quantifier, capacity, power)
-    if by is not None and options != RuleOptions():
-        raise UserError(f"--by: got '{by}' together with options of a score; allowed: one of the two")
     if source.is_dir():
         if normalise == "none":
             raise UserError("--normalise: got 'none' for a run; allowed: share, max, rank")
-        _weigh_run(source, by, options, normalise, criteria, rule, seed, format)
+        _weigh_run(source, by, normalise, rule, seed, format)
         return
-    for name, value in {"criteria": criteria, "rule": rule, "seed": seed}.items():
+    for name, value in {"rule": rule, "seed": seed}.items():
         if value is not None:
             raise UserError(f"--{name}: given for a table; allowed: only for the folder of a run")
-    weighed = weigh_file(source, options if by is None else by, None if normalise == "none" else normalise or "share")
-    document = weighed.document()
+    document = weigh_table(source, by, None if normalise == "none" else normalise or "share").document()
     emit(document, format, weighed_parts(document))
 
 
 def _weigh_run(
     folder: Path,
-    by: str | None,
-    options: object,
-    normalise: str | None,
-    criteria: str | None,
+    by: str,
+    normalise: Literal["share", "max", "rank"] | None,
     rule: str | None,
     seed: int | None,
     format: Format,
 ) -> None:
     from steelyard.report.view import RunView, federation_with, reweigh
 
-    assert isinstance(options, RuleOptions)
     view = RunView([folder])
-    settings = None if by is None else read_words(by, None)
-    named = criteria.replace(" ", "").split(",") if criteria else options.named()
-    part = federation_with(view, named if settings is None else settings.criteria, rule, seed)
-    recorded = part.settings.normalise
-    if settings is None:
-        settings = options.settings(named or part.criteria, normalise or recorded)
-    elif settings.normalise == "share":
-        settings = settings.model_copy(update={"normalise": normalise or recorded})
+    part = federation_with(view, read_words(by, None).criteria if by else (), rule, seed)
+    settings = read_words(by, part.criteria)
+    if settings.normalise == "share":
+        settings = settings.model_copy(update={"normalise": normalise or part.settings.normalise})
     document = reweigh(view, part, settings)
     emit(document, format, reweighed_parts(document))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from steelyard.base.measures import TASKS
 from steelyard.base.settings import LARGEST_REAL, validated
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
-from steelyard.weighing import scores as capacities
 from steelyard.weighing.rule import Rule, WeighingSettings, bounded
 from steelyard.weighing.weights import Normalising, Weighing
 from steelyard.weighing.words import Frame, label, read_rule
@@ -27,36 +25,6 @@ if TYPE_CHECKING:
 
 _WORTH = tuple(task.criterion for task in TASKS.values())
 """The criteria by which a model does well on the server's rows, one for each task."""
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """A rule as options of the command line give it."""
-
-    score: str = "prioritized"
-    priority: str | None = None
-    weights: str | None = None
-    quantifier: str | None = None
-    capacity: Path | None = None
-    power: float | None = None
-
-    def named(self) -> list[str]:
-        """Return the criteria that the priority names; none without one."""
-        return [part.strip() for part in self.priority.split(">")] if self.priority else []
-
-    def settings(self, criteria: Sequence[str], normalise: str = "share") -> WeighingSettings:
-        """Return the rule over these criteria, checked."""
-        given = {
-            "criteria": list(criteria),
-            "score": self.score,
-            "priority": self.priority,
-            "weights": None if self.weights is None else _numbers(self.weights),
-            "quantifier": self.quantifier,
-            "capacity": None if self.capacity is None else capacities.read_capacity_file(self.capacity, "--capacity"),
-            "power": self.power,
-            "normalise": normalise,
-        }
-        return validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,23 +65,14 @@ class Weighed:
         return {"clients": rows, "criteria": list(self.criteria), "rule": self.rule, "flags": flags}
 
     def __repr__(self) -> str:
-        header = ("client", *self.criteria, "score", "weight")
-        cells = [
-            (
-                client,
-                *(f"{value:.6g}" for value in self.values[row]),
-                f"{self.scores[row]:.6f}",
-                f"{self.weights[row]:.6f}",
-            )
-            for row, client in enumerate(self.clients)
-        ]
-        widths = [max(len(row[column]) for row in (header, *cells)) for column in range(len(header))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in range(1, len(row)))])
-            for row in (header, *cells)
-        ]
+        import pandas  # For speed of start: few tables are printed.
+
+        numbers = np.column_stack([self.values, self.scores, self.weights])
+        frame = pandas.DataFrame(numbers, self.clients, [*self.criteria, "score", "weight"])
+        formats = [" {:.6g}".format] * len(self.criteria) + [" {:.6f}".format] * 2
+        table = frame.rename_axis(columns="client").to_string(formatters=formats)
         zero = [f"{name} is 0 for every client: everyone got 1/n for it" for name in self.zero_criteria]
-        return "\n".join([*lines, *zero, *dict.fromkeys(reason for reason in self.reasons if reason)])
+        return "\n".join([table, *zero, *dict.fromkeys(reason for reason in self.reasons if reason)])
 
 
 class WeighedClient(TypedDict):
@@ -262,20 +221,6 @@ def _reasons(found: Weighing, believed: Floats, values: Floats, *, floored: bool
     return tuple(reasons)
 
 
-def weigh_file(path: Path, rule: str | RuleOptions, normalise: Normalising | None = "share") -> Weighed:
-    """Weigh the clients of a CSV, by a rule in words or by options of the command line."""
-    measures = read_measures(path, ())
-    settings = read_words(rule, measures.criteria) if isinstance(rule, str) else rule.settings(measures.criteria)
-    return _weighed(measures, settings, normalise)
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.replace(" ", "").split(",")]
-    except ValueError:
-        raise UserError(f"--weights: got '{text}'; allowed: numbers with commas, such as 0.5,0.3,0.2") from None
-
-
 # ---------------------------------------------------------------- measures of clients as people have them
 
 
@@ -358,22 +303,33 @@ def _rows(table: Any) -> list[Any]:
     )
 
 
-def _checked(clients: Sequence[object], criteria: Sequence[str], rows: Sequence[Sequence[Any]]) -> Measures:
-    names = [str(client) for client in clients]
-    if not names or not criteria:
+_WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+def _checked(
+    clients: Sequence[object], criteria: Sequence[str], rows: Sequence[Sequence[Any]], places: Sequence[str] = ()
+) -> Measures:
+    """Return a table as measures; `places` are where its rows stand, for error lines."""
+    if not len(clients) or not criteria:
         raise UserError("table: is empty; allowed: at least one client with one measure")
-    for position, client in enumerate(clients, start=1):
+    values: dict[str, list[float]] = {}
+    for place, client, row in zip(places or _counted(len(clients)), clients, rows, strict=True):
+        name = str(client)
         # Frames have marks of several kinds for a cell without a value.
-        if not str(client).strip() or (not isinstance(client, str) and str(client) in ("None", "nan", "<NA>", "NaT")):
-            raise UserError(f"table: client {position} has no name; allowed: a name for each client")
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise UserError(f"table: names client {brief(twice)} twice; allowed: each client once")
-    values = [
-        [number(f"table: client {brief(name)}, {criteria[at]}", cell) for at, cell in enumerate(rows[row])]
-        for row, name in enumerate(names)
-    ]
-    return Measures(tuple(names), tuple(criteria), np.array(values))
+        if not name.strip() or (not isinstance(client, str) and name in ("None", "nan", "<NA>", "NaT")):
+            raise UserError(f"{place}: the client has no name; allowed: a name for each client")
+        place = f"{place}, client {brief(name)}"
+        if name in values:
+            raise UserError(f"{place}: stands there twice; allowed: each client once")
+        values[name] = [
+            number(f"{place}, {criterion}", _WORDS.get(str(cell).lower(), cell))
+            for criterion, cell in zip(criteria, row, strict=True)
+        ]
+    return Measures(tuple(values), tuple(criteria), np.array(list(values.values())))
+
+
+def _counted(rows: int) -> list[str]:
+    return [f"table: row {row}" for row in range(1, rows + 1)]
 
 
 def number(where: str, cell: object, most: float = LARGEST_REAL) -> float:
@@ -408,16 +364,11 @@ def read_table(path: Path) -> Measures:
         raise UserError(
             f"{path}: has no column 'client', and '{header[0]}' holds numbers, not names; allowed: a column 'client'"
         )
-    criteria = [name for name in header if name != (own or header[0])]
-    values: dict[str, list[float]] = {}
-    for line, cells in rows:
-        client = cells[own or header[0]]
-        if not client:
-            raise UserError(f"{path}, line {line}: the client has no name; allowed: a name for each client")
-        if client in values:
-            raise UserError(f"{path}, line {line}: names client '{client}' twice; allowed: each client once")
-        values[client] = [_cell(path, line, name, cells[name]) for name in criteria]
-    return Measures(tuple(values), tuple(criteria), np.array(list(values.values())))
+    named = own or header[0]
+    criteria = [name for name in header if name != named]
+    places = [f"{path}, line {line}" for line, _ in rows]
+    cells = [[row[name] for name in criteria] for _, row in rows]
+    return _checked([row[named] for _, row in rows], criteria, cells, places)
 
 
 def _is_number(text: str) -> bool:
@@ -426,18 +377,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _cell(path: Path, line: int, column: str, text: str) -> float:
-    word = text.lower()
-    if word in ("true", "yes", "false", "no"):
-        return 1.0 if word in ("true", "yes") else 0.0
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= LARGEST_REAL:
-        raise UserError(
-            f"{path}, line {line}, {column}: got {brief(text)}; allowed: a number from 0 to 1e30, true or false"
-        )
-    return value

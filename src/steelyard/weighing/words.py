@@ -256,7 +256,8 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
 
 
 def _unknown(word: str, frame: Frame) -> UserError:
-    close = nearest(word, (*WORDS, *frame.further))
+    heads = dict.fromkeys(each.partition("(")[0] for each in (*WORDS, *frame.further))
+    close = nearest(word.partition("(")[0], heads)
     return UserError(f"{frame.option}: '{word}' is no rule{close}. All words: steelyard list rules")
 
 
