@@ -105,6 +105,15 @@ def twice(sites: dict[str, Any]) -> None:
     sites["west"] = pandas.concat([sites["west"], sites["west"]])
 
 
+def counted(sites: dict[str, Any]) -> None:
+    for number, frame in enumerate(sites.values()):
+        frame["patient"] = np.arange(len(frame)) + 1000 * number
+
+
+def renamed(sites: dict[str, Any]) -> None:
+    sites["west"] = sites["west"].rename(columns={"age": "Age"})
+
+
 def alone(sites: dict[str, Any]) -> None:
     sites["tiny"] = sites["east"][:1]
 
@@ -180,6 +189,10 @@ FAULTS: dict[str, tuple[list[Callable[[dict[str, Any]], None]], list[tuple[str, 
         ],
     ),
     "likely alone": ([moved, tenfold], [("other-units south", "10 times"), ("drift west", "column 'age'")]),
+    "names": (
+        [renamed, counted],
+        [("no-values west", "no value in 'age', is it 'Age'?"), ("counts-rows", "column 'patient'")],
+    ),
 }
 
 
@@ -195,7 +208,7 @@ def test_each_fault_is_found_by_name_with_its_site_and_what_mends_it(
     assert [one for one in told if not any(line.startswith(one[0]) and one[1] in line for line in lines)] == [], lines
     order = ["error", "warning", "note"]
     assert [one["level"] for one in found] == sorted((one["level"] for one in found), key=order.index)
-    assert ended == (found[0]["level"] == "error") == (faults not in ("likely alone", "columns"))
+    assert ended == (found[0]["level"] == "error") == (faults not in ("likely alone", "columns", "names"))
 
 
 def test_sites_without_a_common_column_are_refused(tmp_path: Path, command: CommandLine) -> None:
@@ -212,6 +225,7 @@ def test_a_site_that_is_empty_after_leaving_out_is_named(
     sites["east"]["y"] = None
     ended, found = checked(command, write(tmp_path, sites, 'unlabelled = "drop"'))
     assert (ended, [(one["name"], one["site"]) for one in found]) == (1, [("cannot-train", "east")])
+    assert found[0]["mend"] == "data.unlabelled"
     assert "check: got an experiment of kind 'recommend'" in refused("check", "fpl-ml1m")
 
 
@@ -237,6 +251,7 @@ COX = {"labels": "T", "model": "linear", "training": 'batch_size = "full"'}
     [
         ("no event", 'task = "survival"\nevent = "E"', "", "cannot-train south the site 'south' has no event in"),
         ("time", 'task = "survival"\nevent = "E"', "", "times-of-zero  time 'T' is 0 or less in 2 rows row 6 of east"),
+        ("leak", 'task = "survival"\nevent = "E"', "", "gives-the-label-away  column 'alive' at 'east' alone"),
         ("", 'task = "survival"\nevent = "E"', "batch_size = 1", "cannot-train  Cox's loss holds the rows of a step"),
         ("", 'task = "regression"', "", "survival-columns  'T' and 'E' look like the time to an event"),
     ],
@@ -249,6 +264,9 @@ def test_what_goes_wrong_with_times_to_an_event(
         sites["south"]["E"] = False
     elif change == "time":
         sites["east"].loc[5:6, "T"] = 0
+    elif change == "leak":
+        for frame in sites.values():
+            frame["alive"] = 2 * frame["T"] + 1
     file = write(tmp_path, sites, data, **(COX | ({"training": training} if training else {})))
     _, found = checked(command, file)
     assert words in sentences(found)

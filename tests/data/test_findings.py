@@ -25,7 +25,7 @@ def sites(**cells: Mapping[str, Any]) -> list[SiteProfile]:
     for site, frame in frames.items():
         labels = np.asarray(classes.get_indexer(frame["y"]))
         columns = {
-            str(name): profile_column(frame[name], parse_numbers(frame[name]), edges[name], labels)
+            str(name): profile_column(frame[name], parse_numbers(frame[name]), edges[name], [labels])
             for name in frame
             if name != "y"
         }
@@ -74,6 +74,17 @@ def test_a_factor_between_sites_is_found_at_the_site_that_has_it(change: Any, fa
     assert findings[0].mend == "data.columns.age.factor"
 
 
+@pytest.mark.parametrize(("odd", "rows"), [({2, 3}, 200), ({3}, 12)])
+def test_a_factor_is_told_as_it_is_where_half_of_the_sites_have_it_or_a_small_one(odd: set[int], rows: int) -> None:
+    heavy = CHANCE.lognormal(6, 0.6, (4, 200))
+    parts = sites(
+        **{f"s{n}": {"x": heavy[n] * 10, "y": ILL[n]} if n in odd else {"x": heavy[n], "y": ILL[n]} for n in range(4)}
+        | {"s3": {"x": heavy[3][:rows] * 10, "y": ILL[3][:rows]}}
+    )
+    findings = [finding for finding in compared(parts, task="classes") if finding.name == "other-units"]
+    assert {(finding.site, finding.figures["factor"]) for finding in findings} == {(f"s{n}", 10) for n in odd}
+
+
 def test_a_field_is_named_as_an_experiment_file_writes_it() -> None:
     parts = sites(a={"mean radius": AGE[0], "y": ILL[0]}, b={"mean radius": AGE[1] * 10, "y": ILL[1]})
     (finding,) = (each for each in compared(parts, task="classes") if each.name == "other-units")
@@ -93,6 +104,8 @@ def test_sites_that_are_alike_or_small_are_left_in_peace() -> None:
 def test_strange_numbers_leave_the_others_as_they_are() -> None:
     cells = AGE[0].astype(object)
     cells[:30], cells[30], cells[31] = -999, 1e12, "<5"
+    mostly = AGE[2].astype(object)
+    mostly[:150] = "<5"
     strange, usual = sites(a={"age": cells, "y": ILL[0]}, b={"age": AGE[1], "y": ILL[1]})
     column = strange.columns["age"]
     assert dict(column.strange) == {-999.0: 30, 1e12: 1}
@@ -100,6 +113,8 @@ def test_strange_numbers_leave_the_others_as_they_are() -> None:
     found = [(finding.name, finding.mend) for finding in compared([strange, usual], task="classes")]
     assert found[0] == ("words-among-numbers", "data.columns.age.limits")
     assert [name for name, _ in found[1:]] == ["not-recorded", "not-recorded"]
+    below = compared(sites(a={"age": mostly, "y": ILL[0]}, b={"age": AGE[1], "y": ILL[1]}), task="classes")
+    assert [(finding.name, finding.mend) for finding in below] == found[:1]
 
 
 def test_zeros_of_a_measurement_stand_apart_and_counts_do_not() -> None:
@@ -110,13 +125,15 @@ def test_zeros_of_a_measurement_stand_apart_and_counts_do_not() -> None:
     assert not column["counts"].strange
 
 
-@pytest.mark.parametrize("how", ["number", "threshold", "word"])
+@pytest.mark.parametrize("how", ["number", "threshold", "word", "empty", "no word"])
 def test_a_column_that_alone_gives_the_label_is_found_and_a_good_one_is_not(how: str) -> None:
     ill = np.arange(400) % 2
     leak: dict[str, Any] = {
         "number": 2 * ill + 1,
         "threshold": CHANCE.normal(0, 1, 400) + 12 * ill,
         "word": np.where(ill == 1, "treated", "sent home"),
+        "empty": np.where(ill == 1, CHANCE.normal(0, 1, 400), np.nan),
+        "no word": np.where(ill == 1, CHANCE.choice(["once", "twice"], 400), None),
     }
     good = CHANCE.normal(0, 1, 400) + 2 * ill
     parts = sites(a={"leak": leak[how], "good": good, "y": np.where(ill == 1, "x", "y")})
@@ -148,8 +165,13 @@ def test_types_that_clash_and_sites_without_a_common_column() -> None:
         "row": "1",
         "mend": "data.columns.x.type",
     }
+    assert beside(numbers, words)[0].row == "1"
     one, other = sites(a={"x": range(20), "y": ILL[0][:20]}, b={"z": range(20), "y": ILL[0][:20]})
     assert [finding.name for finding in beside(one, other)] == ["no-common-column"]
+    one, other = sites(
+        **{name: {"x": range(20), column: range(20), "y": ILL[0][:20]} for name, column in (("a", "Z "), ("b", "z"))}
+    )
+    assert "has no value in 'z', is it 'Z '?" in by_name(beside(one, other))["no-values"].sentence
 
 
 def test_what_is_constant_at_each_site_is_constant_where_all_have_the_same() -> None:

@@ -73,6 +73,7 @@ def spelled_scaled_coded_leaking_twice(sites: Tables) -> None:
     sites["south"]["y"] = sites["south"]["y"].str.replace("benign", "Benign ")
     sites["west"]["size"] *= 10
     sites["north"].loc[:20, "age"] = -999
+    sites["north"].loc[30, "size"] = 1e12
     sites["east"] = pd.concat([sites["east"], sites["east"]])
     for frame in sites.values():
         frame["code"] = 2 * (frame["y"] == "malignant") + 1
@@ -82,6 +83,8 @@ def of_two_kinds_and_rare(sites: Tables) -> None:
     sites["south"]["y"] = (sites["south"]["y"] == "malignant").astype(int)
     for name in ("east", "north", "west"):
         sites[name]["y"] = np.where(np.arange(100) < 4, "malignant", "benign")
+    for frame in sites.values():
+        frame["patient"], frame["time"], frame["event"] = range(100), np.arange(100) * 7 % 101, np.arange(100) % 2
 
 
 def unreadable(sites: Tables) -> None:
@@ -155,7 +158,8 @@ def test_units_codes_spellings_leaks_and_copies_are_said_before_round_1(four: Fe
     logs = finished(four, submit(four, "first", spelled_scaled_coded_leaking_twice, CLASSES))
     named = found(four.root, "first")
     assert {("labels-spelled-alike", "south", ""), ("other-units", "west", "size")} <= named
-    assert ("not-recorded", "north", "age") in named
+    assert {("not-recorded", "north", "age"), ("not-recorded", "north", "size")} & named
+    assert "1e+12 in 1 row" in logs["north"]
     assert {column for name, _, column in named if name == "gives-the-label-away"} == {"code"}
     assert "labels at 'south' differ from others in case or spaces alone" in logs["south"]
     assert "column 'size' at 'west' is about 10 times as large as at the others" in logs["west"]
@@ -172,6 +176,9 @@ def test_labels_of_two_kinds_and_a_rare_class_are_said_before_round_1(four: Fede
     assert ("labels-of-two-kinds", "south", "") in named
     assert any(name == "rare-class" for name, *_ in named)
     assert "labels at 'south' are 0, 1, at the others benign, malignant" in logs["south"]
+    for log in logs.values():
+        assert "time, event: an input that is known only afterwards" in log
+        assert "column 'patient' is another whole number in each row" in log
 
 
 def test_tables_that_cannot_be_read_end_the_start_by_name_and_their_owners_read_why(four: Federation) -> None:

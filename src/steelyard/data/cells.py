@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 LARGEST = 1e38
 """Above this a number may be infinite as float32."""
+_LIMIT = re.compile(r"[<>≤≥]=?\s*([+-]?[\d.]+(?:[eE][+-]?\d+)?)")
 
 
 def parse_numbers(cells: Any) -> NDArray[np.float64]:
@@ -68,6 +70,12 @@ def number_of(text: str) -> float:
         return float(text)
     except ValueError:
         return np.nan
+
+
+def limit_of(text: str) -> float:
+    """Return the number in a limit of detection such as <5, NaN for other texts."""
+    found = _LIMIT.fullmatch(text.strip())
+    return np.nan if found is None else number_of(found[1])
 
 
 def in_order(text: str) -> tuple[bool, float, str]:

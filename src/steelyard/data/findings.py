@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Literal
 
 import numpy as np
 
 from steelyard.base.documents import Document
 from steelyard.base.errors import counted, first_names, without_controls
-from steelyard.data.cells import is_number
+from steelyard.data.cells import is_number, limit_of
 from steelyard.data.profile import OTHERS, ColumnProfile, Floats, SiteProfile, together
 
 Level = Literal["error", "warning", "note"]
@@ -41,6 +42,7 @@ NAMES: Mapping[str, tuple[Level, str]] = {
     "owner-counts-rows": ("warning", "the column of owners names another one in almost each row"),
     "values-spelled-alike": ("warning", "values of a category are equal but for case and spaces"),
     "constant": ("warning", "a column never changes"),
+    "no-values": ("warning", "a site has no value in a column that most rows of the others have"),
     "drift": ("warning", "a column is spread otherwise at a site than at the others (population stability index)"),
 }
 """Every finding by its name, with its level and what it means; the most harmful first. An error is certain."""
@@ -51,9 +53,10 @@ DRIFT = 0.25
 """From this population stability index on, a column is said to drift."""
 MOST_SITES = 3
 """A finding that more sites have is one finding."""
+_EXPLAIN_DRIFT = ("other-units", "types-clash", "words-among-numbers", "values-spelled-alike")
 AGREES = 0.95
 CORRELATES = 0.999
-_UNITS: Mapping[float, str] = {
+_BETWEEN: Mapping[float, str] = {
     2.54: "inches and cm",
     2.2046: "kg and pounds",
     1.6093: "miles and km",
@@ -70,6 +73,7 @@ _UNITS: Mapping[float, str] = {
     **{10.0**power: "" for power in range(1, 10)},
 }
 """By factor: which units it lies between."""
+_UNITS = {**_BETWEEN, **{1 / factor: units for factor, units in _BETWEEN.items()}}
 _FITS = 0.5
 """A factor fits where quantiles are less apart after it, in spreads."""
 _FREE = 3.0
@@ -138,14 +142,28 @@ def compared(profiles: Sequence[SiteProfile], *, task: str) -> list[Finding]:
     ]
     findings += of_all(pool, task)
     if len(profiles) > 1:
-        # Of two sites each has the other's factor: one of them is enough.
-        smaller = min(reversed(profiles), key=lambda profile: profile.rows)
+        usual = {name: _usual(profiles, name) for name in pool.columns}
         for profile in profiles:
-            beside_others = beside(profile, pool.plus(profile, -1))
-            if len(profiles) == 2 and profile is not smaller:
-                beside_others = [each for each in beside_others if each.name not in ("other-units", "types-clash")]
-            findings += beside_others
+            odd = {name: column for name, (column, sites) in usual.items() if profile.site not in sites}
+            findings += beside(profile, pool.plus(profile, -1), odd)
     return in_order(_explained(findings))
+
+
+def _usual(profiles: Sequence[SiteProfile], name: str) -> tuple[ColumnProfile, set[str]]:
+    """Return a column of the sites that have it of one kind and in one unit, those with the most rows; and which."""
+    groups: list[list[SiteProfile]] = []
+    for profile in sorted((each for each in profiles if name in each.columns), key=lambda each: -each.rows):
+        own = profile.columns[name]
+        like = next((group for group in groups if _goes_with(own, group[0].columns[name])), None)
+        if like is None:
+            groups.append(like := [])
+        like.append(profile)
+    most = max(groups, key=lambda group: sum(each.rows for each in group))
+    return reduce(ColumnProfile.plus, (each.columns[name] for each in most)), {each.site for each in most}
+
+
+def _goes_with(own: ColumnProfile, theirs: ColumnProfile) -> bool:
+    return is_numeric(own) == is_numeric(theirs) and not (is_numeric(own) and other_units(own, theirs))
 
 
 def _of_one_value(column: ColumnProfile) -> bool:
@@ -154,7 +172,7 @@ def _of_one_value(column: ColumnProfile) -> bool:
 
 def _explained(findings: Sequence[Finding]) -> list[Finding]:
     """Leave drift out where another finding explains it, and of each column name the site that drifts most."""
-    told = {each.column for each in findings if each.name in ("other-units", "types-clash", "words-among-numbers")}
+    told = {each.column for each in findings if each.name in _EXPLAIN_DRIFT}
     worst: dict[str, Finding] = {}
     for finding in findings:
         if finding.name == "drift" and finding.column not in told:
@@ -211,7 +229,7 @@ def _of_column(profile: SiteProfile, name: str, column: ColumnProfile) -> list[F
         count = sum(column.words.values())
         texts = first_names([f"'{word[:20]}'" for word in column.words])
         sentence = f"{where} holds numbers and, in {counted(count, 'row')}, {texts}"
-        limits = all(word.startswith(("<", ">")) for word in column.words)
+        limits = not any(np.isnan(limit_of(word)) for word in column.words)
         mend = f"{at}.{'limits' if limits else 'missing'}"
         more = {"row": _first(column.first.values()), "mend": mend, "figures": {"rows": count}}
         findings.append(found("words-among-numbers", sentence, profile, name, **more))
@@ -219,7 +237,7 @@ def _of_column(profile: SiteProfile, name: str, column: ColumnProfile) -> list[F
     if same and not column.missing and not column.strange and column.rows >= FEW_ROWS:
         value = f"{column.least:g}" if column.bulk else f"'{next(iter(column.words))[:20]}'"
         findings.append(found("constant", f"{where} is {value} in every row", profile, name, mend="data.ignore"))
-    if column.agreement >= (AGREES if not profile.labels.numbers else CORRELATES):
+    if column.agreement >= (AGREES if profile.labels.words else CORRELATES):
         sentence = f"{where} alone gives the label (agreement {column.agreement:.3f})"
         figures = {"agreement": column.agreement}
         findings.append(found("gives-the-label-away", sentence, profile, name, mend="data.ignore", figures=figures))
@@ -250,15 +268,25 @@ def of_all(pool: SiteProfile, task: str) -> list[Finding]:
 # One site against the others.
 
 
-def beside(profile: SiteProfile, others: SiteProfile) -> list[Finding]:
-    """Return what a site finds where it compares itself with the sum of the others."""
+def beside(profile: SiteProfile, others: SiteProfile, odd: Mapping[str, ColumnProfile] | None = None) -> list[Finding]:
+    """Return what a site finds where it compares itself with the sum of the others.
+
+    `odd`: of columns whose kind or unit may be another here, those of sites that go together; default: of all others.
+    """
     findings = _labels_beside(profile, others)
     common = [name for name in profile.columns if name in others.columns and others.columns[name].rows]
     if not common:
         sentence = f"the site '{profile.site}' has no input column in common with the others"
         return [*findings, found("no-common-column", sentence, profile, mend="data.files")]
+    lacking = [name for name in others.columns if name not in profile.columns]
+    if lacking := [name for name in lacking if 2 * others.columns[name].rows > others.rows]:
+        alike = {_loosely(name): f", is it '{name}'?" for name in profile.columns}
+        named = first_names([f"'{name}'{alike.get(_loosely(name), '')}" for name in lacking])
+        sentence = f"the site '{profile.site}' has no value in {named}"
+        findings.append(found("no-values", sentence, profile, lacking[0], mend="data.ignore"))
     for name in common:
-        findings += _column_beside(profile, name, profile.columns[name], others.columns[name])
+        usual = (others.columns if odd is None else odd).get(name)
+        findings += _column_beside(profile, name, profile.columns[name], others.columns[name], usual)
     return findings
 
 
@@ -314,21 +342,24 @@ def _shown(pairs: Mapping[str, str]) -> str:
 
 
 def is_numeric(column: ColumnProfile) -> bool:
-    """Whether a column is one of numbers: at least half of what is there."""
-    return column.numbers > 0 and column.numbers >= sum(column.words.values())
+    """Whether a column is one of numbers: at least half of what is there, with limits of detection such as <5."""
+    limits = sum(count for text, count in column.words.items() if not np.isnan(limit_of(text)))
+    return column.numbers > 0 and column.numbers + 2 * limits >= sum(column.words.values())
 
 
-def _column_beside(profile: SiteProfile, name: str, own: ColumnProfile, theirs: ColumnProfile) -> list[Finding]:
+def _column_beside(
+    profile: SiteProfile, name: str, own: ColumnProfile, theirs: ColumnProfile, usual: ColumnProfile | None
+) -> list[Finding]:
     where, at = _where(profile, name), _field(name)
     filled = own.numbers + sum(own.words.values()), theirs.numbers + sum(theirs.words.values())
     if not all(filled):
         return []
-    if is_numeric(own) != is_numeric(theirs):
+    if usual is not None and is_numeric(own) != is_numeric(usual):
         kinds = ("numbers", "words") if is_numeric(own) else ("words", "numbers")
         row = _first(own.first.values())
         sentence = f"{where} holds {kinds[0]}, at the others {kinds[1]}"
         return [found("types-clash", sentence, profile, name, row=row, mend=f"{at}.type")]
-    if is_numeric(own) and (scaled := other_units(own, theirs)) is not None:
+    if usual is not None and is_numeric(own) and (scaled := other_units(own, usual)) is not None:
         factor, units = scaled
         meant = f" ({units})" if units else ""
         sentence = f"{where} is about {factor:.4g} times as large as at the others{meant}"
@@ -364,16 +395,15 @@ def other_units(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, str] 
     as_it_is = apart(mine)
     if as_it_is < 1:
         return None
-    known = {sign: name for factor, name in _UNITS.items() for sign in (factor, 1 / factor)}
-    fits = {factor: apart(mine / factor) for factor in known}
+    tried = [(apart(mine / factor), factor, units) for factor, units in _UNITS.items()]
+    tried.append((apart((mine - 32) / 1.8), 1.8, "°F and °C, 32 apart"))
+    tried.append((apart(mine * 1.8 + 32), 1 / 1.8, "°C and °F, 32 apart"))
     free = float(mine[3] / usual[3]) if usual[3] else 0.0
-    if min(fits.values()) >= _FITS and (free >= _FREE or 0 < free <= 1 / _FREE):
-        fits[free] = apart(mine / free)
-    fahrenheit = apart((mine - 32) / 1.8)
-    best = min(fits, key=lambda factor: fits[factor])
-    if min(fahrenheit, apart(mine * 1.8 + 32)) < min(fits[best], _FITS):
-        return (1.8, "°F and °C, 32 apart") if fahrenheit < _FITS else (1 / 1.8, "°C and °F, 32 apart")
-    return (best, known.get(best, "")) if fits[best] < _FITS and fits[best] < as_it_is / 4 else None
+    if min(tried)[0] >= _FITS and (free >= _FREE or 0 < free <= 1 / _FREE):
+        tried.append((apart(mine / free), free, ""))
+    # A slip of the decimal point is commoner than any unit.
+    fit, factor, units = min(tried, key=lambda one: one[0] if one[2] else one[0] / 2)
+    return (factor, units) if fit < min(_FITS, as_it_is / 4) else None
 
 
 def drift(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, float]:

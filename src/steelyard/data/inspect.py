@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steelyard.base.errors import UserError, listed, nearest, without_controls
+from steelyard.base.errors import UserError, counted, listed, nearest, without_controls
 from steelyard.base.settings import validated
-from steelyard.data.cells import LARGEST, in_order, number_of, parse_numbers
+from steelyard.data.cells import LARGEST, in_order, limit_of, parse_numbers
 from steelyard.data.columns import survival_line, survival_pair, table_dataset
 from steelyard.data.dataset import Dataset, owner_names
 from steelyard.data.mending import mended
@@ -71,7 +71,7 @@ def few(names: Sequence[object], most: int = MOST_NAMED) -> str:
     return ", ".join(shown(name) for name in names[:most]) + more
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def by_size(counts: Mapping[str, int]) -> str:
     """Say how many rows each of some classes or owners has, the biggest first."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return few([f"{shown(name)} {count:,}" for name, count in ordered])
@@ -79,7 +79,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 def sizes(counts: Mapping[str, int], word: str) -> str:
     """Say how many owners there are and how large."""
-    return f"{word}: {len(counts):,}, of {min(counts.values()):,} to {max(counts.values()):,} rows: {counted(counts)}"
+    return f"{word}: {len(counts):,}, of {min(counts.values()):,} to {max(counts.values()):,} rows: {by_size(counts)}"
 
 
 def _of_table(dataset: Dataset, fields: Mapping[str, tuple[Any, str]]) -> DataSummary:
@@ -181,7 +181,8 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
     if event is not None:
         unlabelled += int((parse_numbers(frame[label]) <= 0).sum())
     if unlabelled:
-        fields["unlabelled"] = ("drop", f"{unlabelled:,} rows have no {'time above 0' if event else 'label'}")
+        without = "time above 0" if event else "label"
+        fields["unlabelled"] = ("drop", f"{counted(unlabelled, 'row')} without a {without}")
     settings = _settings(path, fields, "standard")
     dataset = table_dataset(mended(table, settings.columns, owner), settings)
     account = [*table.notes, f"{path.name}: {len(frame):,} rows, {len(table.names) - len(table.added)} columns"]
@@ -257,7 +258,7 @@ def _task(cells: Any, name: str) -> tuple[str, str]:
             "expected classes or numbers"
         )
     counts = {str(value): int(count) for value, count in cells.value_counts().items()}
-    return "classes", f"{title}: {distinct} classes: {counted(counts)} rows"
+    return "classes", f"{title}: {distinct} classes: {by_size(counts)} rows"
 
 
 def _column(cells: Any, name: str) -> Column:
@@ -299,7 +300,11 @@ def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
     if any(column.mixed for column in columns):
         named = [column.name for column in columns if column.kind == "category"]
         fields["categories"] = (named, "a 0/1 column for each of their values; some hold numbers and words")
-    limited = {column.name: {"limits": True} for column in columns if column.words and _are_limits(column.words)}
+    limited = {
+        column.name: {"limits": True}
+        for column in columns
+        if column.words and all(np.isfinite(limit_of(word)) for word in column.words)
+    }
     if limited:
         fields["columns"] = (limited, "cells such as <5 are the number in them, marked in a column beside")
     words = {column.name: list(column.words) for column in columns if column.words and column.name not in limited}
@@ -312,10 +317,6 @@ def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
         if often:
             fields["indicators"] = (often, "one more 0/1 column each: 1 where it is empty")
     return fields
-
-
-def _are_limits(words: Sequence[str]) -> bool:
-    return all(word.startswith(("<", ">")) and np.isfinite(number_of(word[1:])) for word in words)
 
 
 def _why(left: Sequence[Column]) -> list[str]:
@@ -410,7 +411,7 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSumm
         fields["share"] = (share, f"of {rows:,} images, for a first run; 1.0 takes all")
     account = [
         f"{path.name}: {rows:,} images, {dimensions}, {'grey' if grey else 'colour'}",
-        f"classes{' by folder' if fields['labels'][0] == FOLDER else ''}: {len(classes)}: {counted(classes)} images",
+        f"classes{' by folder' if fields['labels'][0] == FOLDER else ''}: {len(classes)}: {by_size(classes)} images",
     ]
     if owners is not None:
         account.append(sizes(owners, "owners" + (" by folder" if fields["owner"][0] == FOLDER else "")))

@@ -5,7 +5,6 @@ Rows that are left out are named here too. pandas is imported inside functions, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, counted, first_names, nearest
-from steelyard.data.cells import emptied, number_of, parse_numbers, plain
+from steelyard.data.cells import emptied, limit_of, parse_numbers, plain
 from steelyard.data.profile import repeats, row_marks
-from steelyard.data.tables import Table
+from steelyard.data.tables import Table, with_columns
 
 if TYPE_CHECKING:
     from steelyard.data.sources.csv import ColumnSettings, Csv
 
-_LIMIT = re.compile(r"[<>≤≥]=?\s*([+-]?[\d.]+(?:[eE][+-]?\d+)?)")
 BEYOND = "{} beyond limit"
 """The name of the column that marks cells beyond a limit of detection."""
 
@@ -40,7 +38,7 @@ def mended(table: Table, columns: Mapping[str, ColumnSettings], owner: str | Non
             cells = emptied(cells, [plain(text) for text in column.missing])
         if column.limits:
             cells, beyond = _limits(cells)
-            frame = frame.assign(**{BEYOND.format(name): beyond.astype(np.float64)})
+            frame = with_columns(frame, {BEYOND.format(name): beyond.astype(np.float64)})
             notes.append(f"{table.path.name}: '{name}' is beyond a limit of detection in {_rows(beyond)}")
         if column.synonyms:
             cells = _spelled(cells, column)
@@ -64,10 +62,9 @@ def _limits(cells: Any) -> tuple[Any, NDArray[np.bool_]]:
     """Return cells such as <5 as the number in them, and which those are."""
     if cells.dtype.kind in "iufb":
         return cells, np.zeros(len(cells), dtype=np.bool_)
-    found = [_LIMIT.fullmatch(cell.strip()) if isinstance(cell, str) else None for cell in cells.tolist()]
-    beyond = np.array([match is not None for match in found])
-    numbers = [cell if match is None else number_of(match[1]) for cell, match in zip(cells, found, strict=True)]
-    return type(cells)(numbers, index=cells.index, dtype=object), beyond
+    limits = np.array([limit_of(cell) if isinstance(cell, str) else np.nan for cell in cells.tolist()])
+    beyond = ~np.isnan(limits)
+    return cells.astype(object).mask(beyond, limits), beyond
 
 
 def _spelled(cells: Any, column: ColumnSettings) -> Any:

@@ -57,7 +57,7 @@ class ColumnProfile:
     agreement: float = 0.0
     """How far the column alone gives the label: the share of wrong guesses that it saves, or |correlation|."""
     first: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The row of the table, from 0, where each text stands first."""
+    """The row of the table, from 0, where each text stands first; without texts, under "" the first number's."""
 
     @classmethod
     def of_words(cls, rows: int, words: Mapping[str, int], first: Mapping[str, int] | None = None) -> ColumnProfile:
@@ -142,10 +142,10 @@ def profile_labels(cells: Any, *, classes: bool) -> ColumnProfile:
     return ColumnProfile.of_words(len(cells), *_words(cells[cells.notna()]))
 
 
-def profile_column(cells: Any, numbers: Floats, edges: Floats, labels: Ints | Floats | None = None) -> ColumnProfile:
+def profile_column(cells: Any, numbers: Floats, edges: Floats, labels: Sequence[Ints | Floats] = ()) -> ColumnProfile:
     """Return the profile of a column at one site; `numbers` are its cells as `parse_numbers` has them.
 
-    `labels` are the rows' classes, or a number to predict; without them nothing is said of `agreement`.
+    `labels` are what the rows' column may give away: classes by number, or a number to predict.
     """
     finite = np.abs(numbers) < LARGEST
     words: dict[str, int] = {}
@@ -161,9 +161,8 @@ def profile_column(cells: Any, numbers: Floats, edges: Floats, labels: Ints | Fl
     low, high, strange = _apart(ascending)
     kept = ascending[low:high]
     bounds = np.searchsorted(kept, edges, side="right")
-    agreement = 0.0
-    if labels is not None:
-        agreement = _agreement(labels, finite, numbers, edges) if not words else _agreement_of_words(cells, labels)
+    if not words and finite.any():
+        first = {"": int(cells.index[finite.argmax()])}
     return ColumnProfile(
         len(numbers),
         missing,
@@ -175,7 +174,7 @@ def profile_column(cells: Any, numbers: Floats, edges: Floats, labels: Ints | Fl
         float(kept[0]) if len(kept) else np.nan,
         float(kept[-1]) if len(kept) else np.nan,
         strange,
-        agreement,
+        max((_agreement(each, cells if words else None, finite, numbers, edges) for each in labels), default=0.0),
         first,
     )
 
@@ -236,36 +235,34 @@ def _is_strange(value: float, count: int, rest: Floats, gap: float) -> bool:
     return (value in CODES and gap > half and (count > 1 or abs(value) >= 99)) or gap > _FAR * wide
 
 
-def _agreement(labels: Ints | Floats, finite: NDArray[np.bool_], numbers: Floats, edges: Floats) -> float:
-    classes = labels.dtype.kind == "i"
-    known = finite & (labels >= 0 if classes else np.isfinite(labels))
-    values, targets = (numbers, labels) if known.all() else (numbers[known], labels[known])
-    if classes:
-        targets = targets.astype(np.int64, copy=False)
-        # Where there are many rows, some of them rule most columns out.
-        step = len(values) // _FEWER + 1
-        some = targets[::step]
-        if step > 1 and len(some) - np.bincount(some).max() >= _ENOUGH:
-            saved = _saved(np.searchsorted(edges, values[::step]), some)
-            if saved < _RULED_OUT:
-                return saved
-        return _saved(np.searchsorted(edges, values), targets)
-    if len(values) < _FEWEST or np.ptp(values) == 0 or np.ptp(targets) == 0:
-        return 0.0
-    return abs(float(np.corrcoef(values, targets)[0, 1]))
+def _agreement(labels: Ints | Floats, words: Any, finite: NDArray[np.bool_], numbers: Floats, edges: Floats) -> float:
+    """Return how far a column gives the labels; to be empty is a value, too. `words`: its cells, where some are."""
+    if labels.dtype.kind != "i":
+        known = finite & np.isfinite(labels)
+        values, targets = numbers[known], labels[known]
+        if words is not None or len(values) < _FEWEST or np.ptp(values) == 0 or np.ptp(targets) == 0:
+            return 0.0
+        return abs(float(np.corrcoef(values, targets)[0, 1]))
+    known, classes = np.flatnonzero(labels >= 0), labels.astype(np.int64, copy=False)
+    some = known[:: len(known) // _FEWER + 1]
+    # Where there are many rows, some of them rule most columns out.
+    if len(some) < len(known) and len(some) - np.bincount(classes[some]).max() >= _ENOUGH:
+        saved = _saved(_values(words, finite[some], numbers[some], edges, some), classes[some])
+        if saved < _RULED_OUT:
+            return saved
+    return _saved(_values(words, finite[known], numbers[known], edges, known), classes[known])
 
 
-def _agreement_of_words(cells: Any, labels: Ints | Floats) -> float:
+def _values(words: Any, finite: NDArray[np.bool_], numbers: Floats, edges: Floats, rows: Ints) -> Ints:
+    """Return the values of some rows by number, numbers by their bin; 0 for an empty cell."""
     import pandas
 
-    if labels.dtype.kind != "i":
-        return 0.0
+    if words is None:
+        return np.where(finite, np.searchsorted(edges, numbers) + 1, 0)
     try:
-        codes, _ = pandas.factorize(cells)
+        return pandas.factorize(words.iloc[rows])[0] + 1
     except TypeError:
-        return 0.0
-    known = (codes >= 0) & (labels >= 0)
-    return _saved(codes[known].astype(np.int64), labels[known].astype(np.int64))
+        return np.zeros(len(rows), np.int64)  # lists in cells
 
 
 def _saved(bins: Ints, labels: Ints) -> float:

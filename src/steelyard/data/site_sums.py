@@ -304,6 +304,9 @@ class SiteColumns:
         """Return what the training rows of a table hold; an empty cell is 0 where it is filled so."""
         raw, described = dataset.raw, dataset.described
         assert raw is not None
+        # For speed of start: few nodes have tables.
+        import pandas
+
         numbers = np.nan_to_num(raw.numbers[train]) if raw.missing == "zero" else raw.numbers[train]
         labels, target = dataset.labels.numpy()[train], described.target
         ends = np.cumsum([0, *(len(column.levels) for column in described.columns if column.kind == "category")])
@@ -317,9 +320,11 @@ class SiteColumns:
         if dataset.classes:
             counts = np.bincount(labels.astype(np.int64), minlength=len(target.names)).tolist()
             classes = dict(zip(target.names, counts, strict=True))
-        leading = labels if dataset.classes or dataset.task is None else None
+        given: list[NDArray[np.int64] | Floats] = [labels] if dataset.task is None else []
+        if dataset.task == "survival":
+            given = [np.abs(labels), (labels > 0).astype(np.int64)]
         columns = {
-            name: profile_column(cells, cells, edges_of(cells), leading)
+            name: profile_column(pandas.Series(cells), cells, edges_of(cells), given)
             for name, cells in zip(raw.names, numbers.T, strict=True)
         }
         sums = SiteSums.of(raw.names, numbers, least, {**words, **({target.label: classes} if classes else {})})

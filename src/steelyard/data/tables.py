@@ -16,10 +16,13 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data import files
@@ -36,6 +39,8 @@ EMPTY = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 TABLE = "a whole table, such as a .csv or .parquet file"
 _HEAD = 1 << 16
+_AT_ONCE = 100_000
+"""Rows that are read at once: a file as text takes several times the memory of its numbers."""
 _LINES, _LONGEST = 3, 1 << 25
 """A wide table has few lines in its first 64 KB: so many are read, of at most so many characters each."""
 _COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
@@ -63,22 +68,38 @@ def read_delimited(path: Path, owner: str | None, named: set[str]) -> pandas.Dat
     empty = {name: [""] if name == owner else list(EMPTY) for name in form.columns}
     # header=0 replaces the file's own names, so that spaces around them are gone.
     options: dict[str, Any] = {"names": form.columns, "header": 0, "sep": form.delimiter, "decimal": form.decimal}
-    frame = parse(
-        path,
-        path,
-        TABLE,
-        **options,
-        skipinitialspace=True,
-        keep_default_na=False,
-        na_values=empty,
-        low_memory=False,
-    )
-    if not isinstance(frame.index, pandas.RangeIndex):
+    options |= {"skipinitialspace": True, "keep_default_na": False, "na_values": empty, "low_memory": False}
+    with _told_as_table(path, TABLE):
+        parts: list[pandas.DataFrame] = list(pandas.read_csv(path, **options, chunksize=_AT_ONCE))
+    if not isinstance(parts[0].index, pandas.RangeIndex):
         raise UserError(f"{path}: rows have more cells than there are column names; expected one cell per column")
-    if frame.empty:
+    if parts[0].empty:
         raise UserError(f"{path}: holds column names and no rows; expected at least one row")
-    # pandas reads a wide table column by column, and warns when a column is added to what that leaves.
-    return frame.copy()
+    # A column of which a part alone has words is text throughout.
+    kinds = {name: {part[name].dtype for part in parts} for name in form.columns}
+    mixed = [name for name, found in kinds.items() if len(found) > 1 and any(kind.kind not in "if" for kind in found)]
+    if mixed:
+        whole = parse(path, path, TABLE, **options, usecols=mixed, dtype=dict.fromkeys(mixed, str))
+        parts = [part.drop(columns=mixed).join(whole) for part in parts]
+    return below(parts)
+
+
+def below(frames: list[pandas.DataFrame]) -> pandas.DataFrame:
+    """Return frames one below the other, joined by the names of their columns; they are emptied meanwhile.
+
+    A column is done after the other, so that two whole tables never lie in memory.
+    """
+    import pandas
+
+    if len(frames) == 1:
+        return frames[0].copy()  # in one piece: pandas warns when a column is added to a wide table in many
+    first = {name: frame[name].dtype for frame in reversed(frames) for name in frame}
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for frame in frames for name in frame):
+        kind = first[name] if first[name].kind == "O" else float
+        cells = [frame.pop(name) if name in frame else pandas.Series(index=frame.index, dtype=kind) for frame in frames]
+        columns[name] = pandas.concat(cells, ignore_index=True)
+    return pandas.DataFrame(columns, copy=False)
 
 
 _BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeError)
@@ -89,10 +110,18 @@ def parse(path: Path, source: Path | io.StringIO, expected: str, **options: Any)
     # For speed of start: much of the package reads no tables.
     import pandas
 
+    with _told_as_table(path, expected):
+        return pandas.read_csv(source, **options)
+
+
+@contextmanager
+def _told_as_table(path: Path, expected: str) -> Generator[None]:
+    import pandas
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            return pandas.read_csv(source, **options)
+            yield
     except (*_BROKEN, ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as problem:
         raise unreadable(path, problem, expected) from None
 
@@ -294,29 +323,26 @@ def read_tables(paths: Sequence[Path], owner: str | None, named: Mapping[str, st
                 f"client), or a column, such as {first_names([str(name) for name in frames[0]])}"
             )
     added = (BY_FILE,) if owner == BY_FILE and not any(BY_FILE in frame for frame in frames) else ()
+    sizes = [len(frame) for frame in frames]
+    notes, starts, place = list[str](), None, found[0]
+    if len(frames) > 1:
+        notes = [f"{where.name}: {len(frames)} tables joined by the names of their columns"]
+        notes += _differences(dict(zip(names, frames, strict=True)))
+        notes += [f"{where.name}: no tables, left out: {first_names(left)}"] if left else []
+        starts, place = dict[str, int](), where
+        for name, (path, _, _), end, size in zip(names, sheets, np.cumsum(sizes).tolist(), sizes, strict=True):
+            starts[path.name if path.name not in starts else f"{path.name} ({name})"] = end - size
+    frame = frames[0] if len(frames) == 1 else below(frames)
     if added:
-        frames = [frame.assign(**{BY_FILE: name}) for frame, name in zip(frames, names, strict=True)]
-    if len(frames) == 1:
-        return Table(found[0], frames[0], added=added)
-    return replace(_joined(where, names, [path for path, _, _ in sheets], frames, left), added=added)
+        frame = with_columns(frame, {BY_FILE: np.repeat(np.array(names, dtype=object), sizes)})
+    return Table(place, frame, tuple(notes), starts, added)
 
 
-def _joined(
-    where: Path, names: Sequence[str], paths: Sequence[Path], frames: Sequence[pandas.DataFrame], left: Sequence[str]
-) -> Table:
+def with_columns(frame: pandas.DataFrame, columns: Mapping[str, Any]) -> pandas.DataFrame:
+    """Return a frame with further columns; pandas warns where they are put one by one into a wide one."""
     import pandas
 
-    starts: dict[str, int] = {}
-    row = 0
-    for name, path, frame in zip(names, paths, frames, strict=True):
-        starts[path.name if path.name not in starts else f"{path.name} ({name})"] = row
-        row += len(frame)
-    notes = [f"{where.name}: {len(frames)} tables joined by the names of their columns"]
-    notes += _differences(dict(zip(names, frames, strict=True)))
-    if left:
-        notes.append(f"{where.name}: no tables, left out: {first_names(left)}")
-    # A file without a column has nothing recorded there.
-    return Table(where, pandas.concat(frames, ignore_index=True, sort=False), tuple(notes), starts)
+    return pandas.concat([frame, pandas.DataFrame(columns, index=frame.index)], axis=1)
 
 
 def _differences(frames: Mapping[str, pandas.DataFrame]) -> list[str]:

@@ -219,8 +219,7 @@ class _Sites:
             numeric = bool((np.abs(numbers) < LARGEST).all())
             for at in (self.rows[number] for number in chosen):
                 own = numbers[at]
-                of_site = None if targets is None else targets[at]
-                profiled.append(profile_column(own if numeric else cells.iloc[at], own, edges, of_site))
+                profiled.append(profile_column(cells.iloc[at], own, edges, [each[at] for each in targets]))
             counting = counts_rows(numbers, name) or all(counts_rows(numbers[self.rows[at]], name) for at in chosen)
             return profiled, np.zeros(len(cells), np.bool_) if numeric else cells.isna().to_numpy(), counting
 
@@ -246,18 +245,16 @@ class _Sites:
         ]
         return profiles, empty, counters
 
-    def _targets(self) -> NDArray[Any] | None:
-        """Return what leaking columns are held against: classes by number, or the number to predict."""
+    def _targets(self) -> list[NDArray[Any]]:
+        """Return what leaking columns are held against: classes by number, the number to predict, time and event."""
         import pandas
 
-        labels = self.table.frame[self.data.labels]
-        if self.data.task == "regression":
-            return parse_numbers(labels)
-        if self.data.task != "classes":
-            return None
-        if self.data.positive_above is not None:
-            return (parse_numbers(labels) > self.data.positive_above).astype(np.int64)
-        return pandas.factorize(labels)[0].astype(np.int64)
+        data, frame = self.data, self.table.frame
+        if data.positive_above is not None:
+            return [(parse_numbers(frame[data.labels]) > data.positive_above).astype(np.int64)]
+        numbers = [] if data.task in ("classes", "multi-label") else [parse_numbers(frame[data.labels])]
+        named = {"classes": data.labels, "survival": data.event}.get(data.task)
+        return numbers + ([] if named is None else [pandas.factorize(frame[named])[0].astype(np.int64)])
 
     def marks(self) -> tuple[NDArray[np.uint64], float]:
         """Return a mark for each row, and how many pairs of equal rows chance explains."""
@@ -280,6 +277,7 @@ def check_table(
         replace(profile, repeated=_not_by_chance(repeats(marks[rows_of[profile.site]]), chance)) for profile in profiles
     ]
     findings = compared(profiles, task=data.task) if profiles else []
+    findings = [one for one in findings if one.column not in counters or one.name == "gives-the-label-away"]
     findings += _of_roles(sites, left)
     for name in counters:
         sentence = f"column '{name}' is another whole number in each row: it counts or names them"
@@ -340,7 +338,8 @@ def _of_roles(sites: _Sites, left: NDArray[np.bool_]) -> list[Finding]:
         findings.append(found("owner-counts-rows", sentence, column=data.owner, mend="data.owner"))
     for name, at in zip(sites.names, sites.rows, strict=True):
         if name and left[at].all():
-            findings.append(found("cannot-train", f"the site '{name}' has no row left", site=name, mend="data.missing"))
+            mend = "data.missing" if len(at) else "data.unlabelled"
+            findings.append(found("cannot-train", f"the site '{name}' has no row left", site=name, mend=mend))
     return findings
 
 
