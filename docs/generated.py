@@ -317,17 +317,17 @@ def check_page() -> str:
 
 def model_page() -> str:
     """Describe the JSON of `model`, `predict` and `test`."""
-    from steelyard.models.document import ModelDocument
+    from steelyard.models.document import ModelDocument, Tested
     from steelyard.models.predicting import Predicted
-    from steelyard.models.testing import Tested
 
     page = "\n".join(
         [
             "# Models as JSON",
             "",
             "With `--format json` `steelyard model` prints what stands in `model.json`, a `ModelDocument`; `predict`",
-            "prints a `Predicted`, `test` a `Tested`. The exit code is 0 where that is done; 2 where something that",
-            "was given is wrong; `model` ends with 1 where the run was changed, and writes nothing then.",
+            "prints a `Predicted`, `test` and `recommend test` a `Tested`. The exit code is 0 where that is done; 2",
+            "where something that was given is wrong; `model` ends with 1 where the run was changed, and writes",
+            "nothing then.",
         ]
     )
     for document in (ModelDocument, Predicted, Tested):

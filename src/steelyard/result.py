@@ -120,11 +120,14 @@ class Result:
         """
         expect("rule", rule, (str, type(None)), "the name of a rule, or None")
         # For speed of start: few who look at a run take its model, which needs torch.
-        from steelyard.models.folder import untrusted
+        from steelyard.models.folder import Model, untrusted
         from steelyard.models.taking import take
 
         at, files = None if round is None else str(round), () if adapt is None else (Path(adapt),)
-        return take(self.folder, rule, at, client=client, adapt=files, ask=None if trust else untrusted)
+        found = take(self.folder, rule, at, client=client, adapt=files, ask=None if trust else untrusted)
+        if not isinstance(found, Model):
+            raise UserError(f"{self.folder}: is of a recommender; allowed: Result.recommender")
+        return found
 
     def recommender(self, rule: str | None = None, *, user: str | None = None) -> Recommender:
         """Take a rule's recommender out of the run; `user`: with the own part of this user, for her alone.
@@ -135,9 +138,12 @@ class Result:
             UserError: the run was changed or is of no recommender, or the rule or the user is not known.
         """
         # For speed of start: few who look at a run take its model, which needs torch.
-        from steelyard.models.taking import take_recommender
+        from steelyard.models.recommender import Recommender
+        from steelyard.models.taking import take
 
-        return take_recommender(self.folder, rule, client=user)
+        if not isinstance(found := take(self.folder, rule, client=user), Recommender):
+            raise UserError(f"{self.folder}: is of no recommender; allowed: Result.model")
+        return found
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""

@@ -388,6 +388,7 @@ def leaves_with_its_weights(run: Path, arrays: dict[str, Any]) -> None:
         "seen": "torch.int64",
     }
     assert "is not known" in model.card
+    assert model.use == "load {}/model.safetensors into the network of your app"
     assert "| w | float32 | 2×3 |" in model.card
     assert_refused(lambda: model.predict(np.zeros((1, 6))), "a network of your own")
     assert look(run, folder).checked["model"].startswith("DS, seed 0, round 4")

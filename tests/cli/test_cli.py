@@ -77,7 +77,7 @@ ELSEWHERE = {
     *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "new"),
     *("model", "predict", "test"),
     *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node", "model")),
-    *(f"recommend {name}" for name in ("split", "top", "explain", "kept", "list")),
+    *(f"recommend {name}" for name in ("split", "top", "explain", "kept", "list", "test")),
 }
 
 

@@ -19,7 +19,6 @@ from steelyard.data.mending import mended
 from steelyard.data.preparation import Preparation
 from steelyard.data.scaling import normalised, preparation_of
 from steelyard.data.site_sums import SiteColumns, site_preparation
-from steelyard.data.sources.images import Pictures
 from steelyard.data.tables import Table, read_tables
 from steelyard.experiment.loading import build
 
@@ -119,7 +118,7 @@ def images(folder: Path) -> Dataset:
 def test_images_come_out_as_training_saw_them(tmp_path: Path):
     data = images(tmp_path)
     prepared = Preparation.model_validate_json(data.described.model_dump_json())
-    found = new_rows.of_images(Pictures(tmp_path / "cats and dogs"), prepared)
+    found = new_rows.of_images([tmp_path / "cats and dogs"], prepared)
     assert torch.equal(found.features, data.features)
     assert (prepared.form, prepared.shape, prepared.target.names) == ("images", [3, 8, 8], ["cat", "dog"])
 

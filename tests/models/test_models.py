@@ -97,6 +97,7 @@ def test_a_model_gives_the_run_s_score_once_data_and_run_are_gone(left: Path):
         "no differential privacy",
         "| va |",
         "no rule is rec",
+        "categories and means and deviations of 4 single sites. They are exact",
     ):
         assert part in card, part
 
@@ -128,15 +129,44 @@ def test_predictions_are_rows_of_a_table(left: Path, tmp_path: Path):
     assert np.allclose(frame["p_target <= 0"] + frame["p_target > 0"], 1)
     again = inside("predict", left / "model", left / "held.csv", "--out", "p.csv", folder=tmp_path)
     assert (again.returncode, "p.csv" in again.stderr) == (2, True)
-    rows = pandas.read_csv(left / "held.csv").assign(age=300)
-    told = Model.load(left / "model").predict(rows).attrs["notes"]
-    assert any("'age'" in note and "92 of 92" in note for note in told)
+
+
+def test_rows_unlike_those_of_training_are_told_by_name(left: Path):
+    model, rows = Model.load(left / "model"), pandas.read_csv(left / "held.csv")
+    cases = {
+        "column 'age': out of the range seen in training": rows.assign(age=300),
+        "left out: more": rows.assign(more=1),
+        "another order": rows[rows.columns[::-1]],
+        # in mmol/L, where the range of mg/dL begins at 0
+        "column 'chol' at 'cleveland': mean 6": rows.assign(chol=rows["chol"] / 38.67),
+        "of 'basel' are filled and scaled by these 92 rows themselves": rows.assign(hospital="basel"),
+    }
+    usual = model.predict(rows).attrs["notes"]
+    for told, frame in cases.items():
+        notes = model.predict(frame).attrs["notes"]
+        assert any(told in note for note in notes), notes
+        assert not any(told in note for note in usual)
+    assert_refused(lambda: model.predict(rows.drop(columns="thalach")), "lacks 'thalach'", "did you mean 'thal'?")
+    # no number of a single row says how it is scaled
+    assert_refused(lambda: model.predict(rows[:1].assign(hospital="basel")), "one row of 'basel'", "--site")
+    pandas.testing.assert_frame_equal(model.predict(rows[:1]), model.predict(rows)[:1])
+
+
+def test_files_that_are_named_as_sites_are_of_those_sites(left: Path, tmp_path: Path):
+    model, rows = Model.load(left / "model"), pandas.read_csv(left / "held.csv")
+    for name, mine in rows.groupby("hospital"):
+        mine.drop(columns="hospital").to_csv(tmp_path / f"{name}.csv", index=False)
+    whole, files = model.test(rows), model.test(tmp_path)
+    assert (files.by, files.groups) == ("file", whole.groups)
 
 
 def test_tests_have_every_measure_of_their_rows(left: Path):
     model = Model.load(left / "model")
     rows = pandas.read_csv(left / "held.csv")
     found = {figure.measure: figure for figure in model.test(rows).groups[0].figures}
+    names = np.where(rows["target"] > 0, "target > 0", "target <= 0")
+    assert model.test(rows, names).groups == model.test(rows).groups
+    assert_refused(lambda: model.test(rows, names[1:]), "got 91 for 92 rows")
     chances, ill = model.predict(rows)["p_target > 0"].to_numpy(), (rows["target"] > 0).to_numpy()
     pairs = chances[ill][:, None] - chances[~ill][None]
     assert found["ROC AUC"].value == pytest.approx((pairs > 0).mean() + (pairs == 0).mean() / 2, abs=0.01)
@@ -369,6 +399,11 @@ def test_other_kinds_of_models_give_the_run_s_score(tmp_path: Path, made: Callab
     frame = model.predict(held)
     columns = {pictures: ["class", "p_even", "p_odd"], patients: ["risk"], texts: ["class", "p_0", "p_1"]}
     assert list(frame)[1:] == columns.get(made, ["class", "p_no", "p_yes"])
+    if made is pictures:
+        names = [held[0] / name for name in frame["image"][:3]]
+        pandas.testing.assert_frame_equal(model.predict(names).drop(columns="image"), frame[:3].drop(columns="image"))
+        read = model.predict([str(held[0])])
+        pandas.testing.assert_frame_equal(read, frame)
     assert_refused(lambda: model.predict(Path("tweets/absent")), "tweets/absent: no such file or folder; expected")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.base.errors import UserError, new_file, printable, told_as
+from steelyard.base.errors import counted, new_file, printable, told_as
 from steelyard.base.files import write
 from steelyard.base.logs import doing, logger
 from steelyard.base.measures import measure_of
@@ -20,9 +20,9 @@ from steelyard.cli.printing import emit
 from steelyard.report.rendering import Copied, Table
 
 if TYPE_CHECKING:
+    from steelyard.models.document import Tested
     from steelyard.models.folder import Model
     from steelyard.models.recommender import Recommender
-    from steelyard.models.testing import Figure, Tested
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a model (`steelyard model`).")]
 FilesArgument = Annotated[
@@ -32,8 +32,6 @@ SiteOption = Annotated[
     str | None, typer.Option("--site", help="Fill and scale a table as those of this site, which trained.")
 ]
 
-PREDICTS = "predict {} FILE --out predictions.csv"
-"""What is done with a model in a folder."""
 _log = logger(__name__)
 
 
@@ -65,37 +63,25 @@ def model(
 
     The folder needs neither the run nor its data: weights (safetensors), model.json, and card.md to read.
     """
-    from steelyard.experiment.loading import read_experiment
-    from steelyard.models.taking import ChangedRun, take, take_recommender
+    from steelyard.models.taking import ChangedRun, take
 
     with doing("taking the model"):
         try:
-            if read_experiment(run).kind_name() == "recommend":
-                if round not in (None, "last") or adapt:
-                    raise UserError(
-                        "--round, --adapt: given for a recommender; allowed: its last round, and for a newcomer "
-                        "`steelyard recommend list MODEL --rows FILE`"
-                    )
-                found = take_recommender(run, rule, keys=keys, head=head, client=client)
-                use = "recommend list {}" + (" --user USER --rows FILE" if client is None else "")
-            else:
-                ask, use = asking(trust), PREDICTS
-                found = take(run, rule, round, ask=ask, keys=keys, head=head, client=client, adapt=adapt or ())
+            found = take(run, rule, round, ask=asking(trust), keys=keys, head=head, client=client, adapt=adapt or ())
         except ChangedRun as changed:
             _log.error(str(changed))
             raise typer.Exit(1) from None
-    saved(found, out, format, use)
+    saved(found, out, format)
 
 
-def saved(found: Model | Recommender, out: Path, format: Format, use: str = PREDICTS) -> None:
+def saved(found: Model | Recommender, out: Path, format: Format) -> None:
     """Write a model into its folder, and say what was taken and what to do with it."""
-    folder = found.save(out)
-    origin = found.document.origin
+    folder, origin = found.save(out), found.document.origin
     lines = [
         f"model of {origin.rule}, seed {origin.seed}: {origin.chosen}",
         *([origin.own] if origin.own else []),
         f"written to {folder}",
-        f"next: steelyard {use.format(shlex.quote(str(folder)))}",
+        f"next: {found.use.format(shlex.quote(str(folder)))}",
     ]
     emit(found.document, format, [Copied(printable(line)) for line in lines])
 
@@ -119,7 +105,7 @@ def predict(
             write(out, csv_lines(frame))
     notes = frame.attrs["notes"]
     document = Predicted(rows=len(frame), columns=[str(name) for name in frame.columns], out=str(out), notes=notes)
-    emit(document, format, [Copied(printable(f"{len(frame):,} rows: {out}"))])
+    emit(document, format, [Copied(printable(f"{counted(len(frame), 'row')}: {out}"))])
 
 
 def on_new_rows(
@@ -151,12 +137,6 @@ def _table(found: Tested) -> Table:
     headings = (found.by or "rows", "rows", *(measure_of(measure).heading for measure in measures))
     rows: list[tuple[str, ...]] = []
     for group in found.groups:
-        cells = {figure.measure: _cell(figure) for figure in group.figures}
+        cells = {figure.measure: figure.shown for figure in group.figures}
         rows.append((group.name, f"{group.rows:,}", *(cells.get(measure, "–") for measure in measures)))
     return Table("Tests on new rows, with 95% intervals where they are known", headings, tuple(rows))
-
-
-def _cell(figure: Figure) -> str:
-    measure = measure_of(figure.measure)
-    interval = "" if figure.low is None or figure.high is None else f" {measure.show_interval(figure.low, figure.high)}"
-    return f"{measure.show(figure.value)}{interval}"

@@ -255,10 +255,17 @@ def lists(
     typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
 
 
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a recommender (`steelyard model`).")]
+OwnUserOption = Annotated[str, typer.Option("--user", help="Id of the user; default: whose part or rows there are.")]
+OwnRowsOption = Annotated[
+    Path | None, typer.Option("--rows", help="Her items, of a folder that does not hold her own part.")
+]
+
+
 def list_items(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a recommender (`steelyard model`).")],
-    user: Annotated[str, typer.Option(help="Id of the user; default: the one whose part or rows there are.")] = "",
-    rows: Annotated[Path | None, typer.Option(help="Her items, of a folder that does not hold her own part.")] = None,
+    model: ModelArgument,
+    user: OwnUserOption = "",
+    rows: OwnRowsOption = None,
     cutoff: Annotated[int, typer.Option(help="Length of the list.")] = 10,
     format: FormatOption = "text",
 ) -> None:
@@ -266,8 +273,27 @@ def list_items(
     from steelyard.models.recommender import Recommender
 
     found = Recommender.load(model).list(user, parse_cutoffs(str(cutoff))[0], rows=rows)
-    shown = tuple((str(one.rank), f"{one.score:.3f}", one.title, ", ".join(one.reasons)) for one in found.items)
-    emit(found, format, [Table(f"For {found.user}", ("rank", "score", "title", "because of"), shown)])
+    why = ("because of",) if any(one.reasons for one in found.items) else ()
+    shown = tuple(
+        (str(one.rank), f"{one.score:.3f}", one.title, *(", ".join(one.reasons) for _ in why)) for one in found.items
+    )
+    emit(found, format, [Table(f"For {found.user}", ("rank", "score", "title", *why), shown)])
+
+
+def on_later_items(
+    model: ModelArgument,
+    later: Annotated[Path, typer.Argument(metavar="FILE", help="Items that the user took later.")],
+    user: OwnUserOption = "",
+    rows: OwnRowsOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Test a user's list from a saved recommender on items that she took later: the run's metrics."""
+    from steelyard.models.recommender import Recommender
+
+    found = Recommender.load(model).test(later, user, rows=rows)
+    group = found.groups[0]
+    shown = tuple((figure.measure, figure.shown) for figure in group.figures)
+    emit(found, format, [Table(f"Tests of {group.name} on {counted(group.rows, 'item')}", ("metric", "value"), shown)])
 
 
 def report(
@@ -431,5 +457,6 @@ def audit(
 
 
 app.command("list")(list_items)
+app.command("test")(on_later_items)
 for command in (evaluate, split, features, baseline, top, lists, report, explain, kept, clouds, cost, audit):
     app.command()(command)

@@ -59,6 +59,13 @@ def plain(text: str) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
 
 
+def plain_texts(cells: Sequence[object]) -> list[str]:
+    """Return the texts of many cells, of which few differ."""
+    texts = list(map(str, cells))
+    known = {text: plain(text) for text in set(texts)}
+    return [known[text] for text in texts]
+
+
 def is_number(text: str) -> bool:
     """Whether a text is a finite number."""
     return bool(np.isfinite(number_of(text)))

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from math import inf
+from os.path import commonpath
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.base.errors import UserError, first_names, nearest
+from steelyard.base.errors import UserError, counted, first_names, nearest
 from steelyard.base.settings import validated
 from steelyard.data.columns import InputColumn, column_again, owners_of, side_by_side
 from steelyard.data.dataset import joined
@@ -21,16 +24,14 @@ from steelyard.data.mending import mended
 from steelyard.data.preparation import Floats, Preparation, Scale
 from steelyard.data.scaling import as_numbers, by_channel
 from steelyard.data.sources.csv import ColumnSettings
-from steelyard.data.sources.images import Folders, Pictures
+from steelyard.data.sources.images import SUFFIXES, Folders, Pictures
 from steelyard.data.sources.leaf import characters, words
 from steelyard.data.sources.npz import channels_first
+from steelyard.data.sources.source import BY_FILE
 from steelyard.data.tables import Table
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-OTHER_UNITS = 0.5
-"""Where more than this share of a column is out of the range of training, its unit is asked for."""
+FEW_ROWS, MANY_TIMES = 10, 3.0
+"""Where so many rows or more have so many times the mean and the deviation of training, the unit is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +56,17 @@ class NewRows:
 def of_table(table: Table, preparation: Preparation, site: str | None = None) -> NewRows:
     """Return the rows of a table; `site`: scaled as those of this site, which trained.
 
-    Where every site has a scale of its own and none is named, rows go by the site that they name in the column of
-    owners; those of a site that did not train, or of none, are scaled by the new rows of it.
+    Where every site has a scale of its own and none is named, rows go by the site that they name (`site_column`);
+    those of a site that did not train, or of none, are scaled by the new rows of it.
     """
-    table = mended(table, _as_read(table, preparation, site), _owner(table, preparation))
-    notes = _check_columns(table, preparation)
+    known, owner = preparation.sites, site_column(table, preparation)
+    if site is not None and site not in known:
+        words = first_names(sorted(known)) if known else "none: the model holds no scale of a single site"
+        raise UserError(f"site: got '{site}'{nearest(site, known)}; allowed: {words}")
+    by_row = None if site is not None or owner is None else owners_of(table, owner)
+    sites = np.full(len(table.frame), site or "") if by_row is None else by_row
+    table = mended(table, _as_read(table, preparation, np.unique(sites).tolist(), site), owner)
+    notes = [*table.notes, *_check_columns(table, preparation)]
     columns: dict[str, InputColumn] = {}
     for column in preparation.columns:
         columns[column.name], unknown = column_again(table, column)
@@ -68,34 +75,56 @@ def of_table(table: Table, preparation: Preparation, site: str | None = None) ->
                 f"column '{column.name}' holds {first_names(unknown)}, which was not trained on: it counts as "
                 f"empty (known: {first_names(column.levels)})"
             )
-    notes += _out_of_range(table, preparation, columns)
     numbers, flags = side_by_side(columns, preparation.indicators)
+    notes += _out_of_range(table, preparation, numbers)
     empty = np.column_stack([column.empty for column in columns.values()])
     if empty.any() and preparation.missing in ("drop", "refuse"):
-        count = int(empty.any(axis=1).sum())
-        notes.append(f"{count:,} rows have empty cells, and no such row was trained on: filled with means")
-    scaled, said, scales = _scaled(table, preparation, numbers, site)
-    return NewRows(joined(scaled, flags), (*notes, *said), table, scales)
+        count = counted(int(empty.any(axis=1).sum()), "row")
+        notes.append(f"{count} with empty cells, and no such row was trained on: filled with means")
+    if site is None and preparation.scale is not None:
+        notes += _other_units(preparation, preparation.scale, numbers)
+        return NewRows(joined(preparation.scale.apply(numbers), flags), tuple(notes), table)
+    scaled, scales = np.zeros_like(numbers), dict[str, Scale]()
+    for name in np.unique(sites).tolist():
+        rows = sites == name
+        mine, whose = numbers[rows], f" of '{name}'" if name else ""
+        if name in known:
+            scales[name] = known[name]
+            notes += _other_units(preparation, known[name], mine, f" at '{name}'")
+        elif len(mine) == 1:
+            raise UserError(
+                f"{table.path}: holds one row{whose}, which cannot be scaled by itself; allowed: many rows of a new "
+                "site at once, or --site with one that trained"
+            )
+        else:
+            scales[name] = Scale.of(mine, preparation.missing, scaled=True)
+            notes.append(
+                f"the rows{whose} are filled and scaled by these {len(mine):,} rows themselves, as a new site's"
+            )
+        scaled[rows] = scales[name].apply(mine)
+    return NewRows(joined(scaled, flags), tuple(notes), table, scales)
 
 
-def _owner(table: Table, preparation: Preparation) -> str | None:
-    return preparation.owner if preparation.owner in table.names else None
+def site_column(table: Table, preparation: Preparation) -> str | None:
+    """Return the column that names the sites of new rows: that of training, or of files that are named as sites."""
+    if preparation.owner in table.names:
+        return preparation.owner
+    by_file = BY_FILE in table.added and not preparation.sites.keys().isdisjoint(table.frame[BY_FILE])
+    return BY_FILE if by_file else None
 
 
-def _as_read(table: Table, preparation: Preparation, site: str | None) -> dict[str, ColumnSettings]:
-    """Return how the cells of columns are read; of what differs by site, what is said of the sites that are here."""
-    owner = _owner(table, preparation)
-    here = [] if owner is None else owners_of(table, owner).tolist()
+def _as_read(
+    table: Table, preparation: Preparation, here: Sequence[str], site: str | None
+) -> dict[str, ColumnSettings]:
+    """Return how the cells of columns are read; of what differs by site, what is said of the sites that are `here`."""
     found: dict[str, ColumnSettings] = {}
     for name, fields in preparation.cells.items():
         column = validated(ColumnSettings, fields, f"preparation.cells.{name}")
-        usual = {"factor": 1.0, "offset": 0.0}
-        given = {part: getattr(column, part) for part in usual}
-        by_site = {part: sites for part, sites in given.items() if isinstance(sites, dict)}
         changed: dict[str, object] = {}
-        for part, sites in by_site.items():
-            mine = {each: number for each, number in sites.items() if each in here}
-            changed[part] = sites.get(site, usual[part]) if site is not None else mine or usual[part]
+        for part, usual in (("factor", 1.0), ("offset", 0.0)):
+            if isinstance(sites := getattr(column, part), dict):
+                mine = {each: sites[each] for each in here if each in sites}
+                changed[part] = mine.get(site, usual) if site is not None else mine or usual
         if name in table.names:
             found[name] = column.model_copy(update=changed)
     return found
@@ -110,25 +139,23 @@ def _check_columns(table: Table, preparation: Preparation) -> list[str]:
             f"the model takes; expected the columns {first_names(wanted, len(wanted))}"
         )
     notes: list[str] = []
-    if others := [name for name in names if name not in wanted and name not in preparation.known]:
+    if others := [name for name in names if name not in {*wanted, *preparation.known, *table.added}]:
         notes.append(f"columns that the model does not take, left out: {first_names(others)}")
     if [name for name in names if name in wanted] != wanted:
         notes.append("columns are in another order than in training: taken by their names")
     return notes
 
 
-def _out_of_range(table: Table, preparation: Preparation, columns: dict[str, InputColumn]) -> list[str]:
+def _out_of_range(table: Table, preparation: Preparation, numbers: Floats) -> list[str]:
     notes: list[str] = []
-    for column in preparation.numbers:
-        values = columns[column.name].numbers
-        assert values is not None
+    for column, values in zip(preparation.numbers, numbers.T, strict=True):
         if column.low is None or column.high is None:
             continue
         outside = np.flatnonzero((values < column.low) | (values > column.high))
         if not len(outside):
             continue
         first, there = int(outside[0]), int((~np.isnan(values)).sum())
-        units = "; is it in another unit?" if len(outside) > OTHER_UNITS * there else ""
+        units = "; is it in another unit?" if 2 * len(outside) > there else ""
         notes.append(
             f"column '{column.name}': out of the range seen in training, {column.low:g} to {column.high:g}: "
             f"{len(outside):,} of {there:,} numbers, such as {values[first]:g} in {table.row(first)}{units}"
@@ -136,37 +163,40 @@ def _out_of_range(table: Table, preparation: Preparation, columns: dict[str, Inp
     return notes
 
 
-def _scaled(
-    table: Table, preparation: Preparation, numbers: Floats, site: str | None
-) -> tuple[Floats, list[str], dict[str, Scale]]:
-    """Return numbers filled and scaled, by the scale of all, of a site, or of these rows; notes; the scales by site."""
-    known = preparation.sites
-    if site is not None and site not in known:
-        words = first_names(sorted(known)) if known else "none: the model holds no scale of a single site"
-        raise UserError(f"site: got '{site}'{nearest(site, known)}; allowed: {words}")
-    if site is None and preparation.scale is not None:
-        return preparation.scale.apply(numbers), [], {}
-    owner = _owner(table, preparation)
-    sites = np.full(len(numbers), site or "") if site or owner is None else owners_of(table, owner)
-    found, notes, scales = np.zeros_like(numbers), list[str](), dict[str, Scale]()
-    for name in np.unique(sites).tolist():
-        rows = sites == name
-        scale = known.get(name)
-        if scale is None:
-            scale = Scale.of(numbers[rows], preparation.missing, scaled=True)
-            whose = f"the rows of '{name}'" if name else "the rows"
-            notes.append(f"{whose} are filled and scaled by these {int(rows.sum()):,} rows themselves, as a new site's")
-        scales[name] = scale
-        found[rows] = scale.apply(numbers[rows])
-    return found, notes, scales
+def _other_units(preparation: Preparation, scale: Scale, numbers: Floats, where: str = "") -> list[str]:
+    """Return which columns are several times larger or smaller than in training, in mean and in spread alike."""
+    if preparation.normalise == "unit" or len(numbers) < FEW_ROWS:
+        return []
+    found, notes = Scale.of(numbers, preparation.missing, scaled=True), list[str]()
+    pairs = zip(found.mean, scale.mean, found.deviation, scale.deviation, strict=True)
+    for column, (mean, usual, spread, usual_spread) in zip(preparation.numbers, pairs, strict=True):
+        factors = abs(mean / usual) if usual else inf, spread / usual_spread
+        if min(factors) > MANY_TIMES or max(factors) < 1 / MANY_TIMES:
+            notes.append(
+                f"column '{column.name}'{where}: mean {mean:.4g} and deviation {spread:.4g}, in training {usual:.4g} "
+                f"and {usual_spread:.4g}; is it in another unit?"
+            )
+    return notes
 
 
-def of_images(pictures: Pictures, preparation: Preparation) -> NewRows:
-    """Return all images of a folder or zip, in the order of `pictures.names`, cut and scaled as in training."""
+def one(paths: Sequence[Path]) -> Path:
+    """Return the path; a second one is refused."""
+    if len(paths) > 1:
+        raise UserError(f"{paths[1]}: a second file; allowed: one folder, .zip or .npz at a time")
+    return paths[0]
+
+
+def of_images(paths: Sequence[Path], preparation: Preparation) -> NewRows:
+    """Return the images of a folder or zip, or of files, in the order of their names, cut and scaled as in training."""
+    if all(path.suffix.lower() in SUFFIXES for path in paths):
+        pictures = Pictures(Path(commonpath([path.parent for path in paths])))
+        names = [path.relative_to(pictures.path).as_posix() for path in paths]
+    else:
+        pictures = Pictures(one(paths))
+        names = pictures.names
     depth, size = preparation.shape[0], preparation.shape[-1]
-    read = pictures.read(pictures.names, size, "grey" if depth == 1 else "rgb")
-    folders = Folders.of(pictures.path, pictures.names)
-    return replace(of_arrays(read, preparation, pictures.path), names=pictures.names, folders=folders)
+    read = pictures.read(names, size, "grey" if depth == 1 else "rgb")
+    return replace(of_arrays(read, preparation, pictures.path), names=names, folders=Folders.of(pictures.path, names))
 
 
 def of_texts(texts: Sequence[str], preparation: Preparation) -> NewRows:

@@ -40,7 +40,7 @@ def accuracy(counts: NDArray[np.int64]) -> Floats:
     return quotient(right, total, 0.0)
 
 
-def f1(counts: NDArray[np.int64]) -> Floats:
+def f1(counts: NDArray[np.int64] | Floats) -> Floats:
     """Return F1 = 2TP / (2TP + FP + FN) of each class; 0 for a class neither tested nor predicted."""
     true = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
     both = counts.sum(axis=-1) + counts.sum(axis=-2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from steelyard.base.errors import printable
-from steelyard.base.measures import measure_of
 from steelyard.data.preparation import Column, Preparation
 from steelyard.models.document import ModelDocument, Test
 from steelyard.report.rendering import Block, Table, render
@@ -46,8 +45,14 @@ def card(
     sites = tuple((site["client"], _text(site["rows"]), _share(site["weight"])) for site in found["sites"])
     parts += ["## Data by site", Table("Sites", ("site", "training rows", "mean weight"), sites)]
     parts += ["## Privacy", tuple(found["privacy"])]
-    if prepared is not None and prepared.sites:
-        parts.append(f"model.json holds means and deviations of {len(prepared.sites)} single sites.")
+    if prepared is not None and (prepared.columns or prepared.scale):
+        scaled = prepared.scale is not None or bool(prepared.sites)
+        whose = f"{len(prepared.sites)} single sites" if prepared.sites else "all training rows together"
+        held = [
+            *(["categories"] if prepared.columns else []),
+            *([f"means and deviations of {whose}"] if scaled else []),
+        ]
+        parts.append(f"model.json holds {' and '.join(held)}. They are exact: no noise covers them.")
     return render(parts, "markdown")
 
 
@@ -108,16 +113,8 @@ def _column(column: Column) -> tuple[str, ...]:
 def _tests(tests: Sequence[Test]) -> list[Block]:
     if not tests:
         return ["No test of this model was recorded."]
-    rows = tuple((test.where, _text(test.rows or None), test.measure, _score(test)) for test in tests)
+    rows = tuple((test.where, _text(test.rows or None), test.measure, test.shown) for test in tests)
     return [Table("Scores with 95% intervals", ("where", "rows", "measure", "score"), rows)]
-
-
-def _score(test: Test) -> str:
-    measure = measure_of(test.measure)
-    if test.value is None:
-        return f"none: {printable(test.why) or 'its rows give none'}"
-    interval = "" if test.low is None or test.high is None else f" {measure.show_interval(test.low, test.high)}"
-    return f"{measure.show(test.value)}{interval}"
 
 
 def _text(value: int | None) -> str:

@@ -1,13 +1,16 @@
 # ruff: noqa: RUF012  pydantic gives each model its own copy of a default
-"""`model.json`: all that a model's folder says of itself."""
+"""`model.json`, all that a model's folder says of itself; and what its tests find."""
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from steelyard.base.documents import Document
+from steelyard.base.errors import printable
+from steelyard.base.measures import MEASURES, measure_of
 from steelyard.data.preparation import Preparation
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.kgflex.selection import KgflexSettings
@@ -43,21 +46,71 @@ class Network(Document):
     """The names of the numbers that were trained, in the order in which the run's chain has their digest."""
 
 
-class Test(Document):
+class Figure(Document):
+    """One measure of some rows."""
+
+    measure: str
+    value: float | None
+    """None: there is none."""
+    low: float | None = None
+    """Of its 95 % interval; None where nothing says how wide that is."""
+    high: float | None = None
+
+    @classmethod
+    def of(cls, name: str, value: float | None, rows: int, error: float | None = None, /, **fields: Any) -> Self:
+        """Return a figure by its name in `MEASURES`, or its own, with its interval on so many rows (0: not known)."""
+        kind = MEASURES.get(name) or measure_of(name)
+        if value is None or isnan(value):
+            return cls(measure=kind.name, value=None, **fields)
+        ends = kind.interval(value, rows, None if error is None or isnan(error) else error) if rows else None
+        low, high = (None, None) if ends is None or isnan(sum(ends)) else ends
+        return cls(measure=kind.name, value=value, low=low, high=high, **fields)
+
+    @property
+    def shown(self) -> str:
+        """The value as people read it, with its interval."""
+        if self.value is None:
+            return "none"
+        kind = measure_of(self.measure)
+        interval = "" if self.low is None or self.high is None else f" {kind.show_interval(self.low, self.high)}"
+        return f"{kind.show(self.value)}{interval}"
+
+
+class Test(Figure):
     """A score of the model in its run."""
 
     where: str
     """the server, or a site."""
     rows: int
     """0: not known."""
-    measure: str
-    value: float | None
-    """None: there is none."""
     why: str = ""
-    """Why there is none: rows of one class, say, have no ROC AUC."""
-    low: float | None = None
-    """Of its 95 % interval; None where nothing says how wide that is."""
-    high: float | None = None
+    """Why there is no value: rows of one class, say, have no ROC AUC."""
+
+    @property
+    def shown(self) -> str:
+        """The value as people read it, or why there is none."""
+        return super().shown if self.value is not None else f"none: {printable(self.why) or 'its rows give none'}"
+
+
+class Group(Document):
+    """New rows that were tested together."""
+
+    name: str
+    """all, or what the rows have in the column."""
+    rows: int
+    figures: list[Figure]
+    """The score first."""
+
+
+class Tested(Document):
+    """The answer of `steelyard test`."""
+
+    by: str | None
+    """The column of the groups."""
+    groups: list[Group]
+    """All rows first."""
+    notes: list[str]
+    """What of the rows is not as it was in training."""
 
 
 class Origin(Document):

@@ -91,6 +91,13 @@ class Model:
         return measured(self._predictor, rows, label, by=by, site=site)
 
     @property
+    def use(self) -> str:
+        """The command that uses the model in a folder, or what else is done with it there."""
+        if self.document.preparation is None:
+            return f"load {{}}/{WEIGHTS} into the network of your app"
+        return "steelyard predict {} FILE --out predictions.csv"
+
+    @property
     def _predictor(self) -> Predictor:
         origin = self.document.origin
         return Predictor(self.preparation, self.network, origin.measure, origin.threshold)
@@ -166,7 +173,7 @@ def read_contents(folder: Path, document: ModelDocument | RecommenderDocument) -
 
 def read_document(folder: Path) -> ModelDocument:
     """Return what the folder of a network says of itself; nothing in it is run."""
-    return read_as(folder, ModelDocument, "a recommender: `steelyard recommend list` takes it")
+    return read_as(folder, ModelDocument, "a recommender: `steelyard recommend list` and `recommend test` take it")
 
 
 def read_as(folder: Path, kind: type[DocumentT], other: str) -> DocumentT:

@@ -32,8 +32,8 @@ class Own:
     """The model of one client."""
 
     parameters: torch.Tensor
-    scales: Mapping[str, Scale]
-    """By site, what its rows are scaled by, where each has a scale of its own."""
+    scale: Scale | None
+    """What its rows are scaled by, where each site has a scale of its own."""
     words: str
     """Whose it is, and how it came about."""
     client: str = ""
@@ -41,10 +41,8 @@ class Own:
 
     def prepared(self, usual: Preparation) -> Preparation:
         """Return what rows of this client go through."""
-        scale = next(iter(self.scales.values()), None)
-        if scale is None:
-            return usual
-        return usual.model_copy(update={"scale": scale, "normalise": "standard", "sites": {}})
+        own = {"scale": self.scale, "normalise": "standard", "sites": {}}
+        return usual if self.scale is None else usual.model_copy(update=own)
 
 
 def of_client(
@@ -72,8 +70,7 @@ def of_client(
     received = parameters[None].to(torch.float32)
     vectors = held.vectors(federation, algorithm, [client], received)
     found = algorithm.own_models(received, vectors, mask(base.network, algorithm.private, received.device))[0]
-    scales = {name: scale for name, scale in base.preparation.sites.items() if name == client}
-    return Own(found, scales, f"the own model of {client}", client)
+    return Own(found, base.preparation.sites.get(client), f"the own model of {client}", client)
 
 
 def of_newcomer(
@@ -118,7 +115,8 @@ def of_newcomer(
     found = models[0].cpu()
     if torch.equal(found, parameters):
         raise UserError(f"--adapt: {algorithm.name} leaves a newcomer at the global model; allowed: other algorithms")
-    return Own(found, rows.scales, f"the global model after one round of training ({algorithm.name}) on {words}")
+    scale = next(iter(rows.scales.values()), None)
+    return Own(found, scale, f"the global model after one round of training ({algorithm.name}) on {words}")
 
 
 def _client(rows: NewRows, preparation: Preparation) -> str:

@@ -24,7 +24,6 @@ from steelyard.data import new_rows
 from steelyard.data.memory import is_frame
 from steelyard.data.new_rows import NewRows
 from steelyard.data.preparation import Preparation
-from steelyard.data.sources.images import Pictures
 from steelyard.data.sources.leaf import texts_of_file
 from steelyard.data.sources.npz import read_arrays
 from steelyard.data.sources.source import BY_FILE, is_pattern
@@ -86,14 +85,15 @@ class Predictor:
     def read(self, given: Given, site: str | None = None) -> NewRows:
         """Return rows as the network takes them."""
         form, prepared = self.preparation.form, self.preparation
-        paths = _paths(given)
+        worded = form in ("characters", "words")
+        paths = _paths(given, texts=worded)
         if site is not None and form != "table":
             raise UserError(f"site: got '{site}' for {form}; allowed: tables, whose sites may have scales of their own")
         if form == "table":
             return new_rows.of_table(_table(given, paths, prepared.owner), prepared, site)
         if form == "images" and paths:
-            return new_rows.of_images(Pictures(_one(paths)), prepared)
-        if form in ("characters", "words"):
+            return new_rows.of_images(paths, prepared)
+        if worded:
             read = [_texts(path, len(prepared.target.names)) for path in paths]
             texts = [text for found, _ in read for text in found] if paths else given
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -108,7 +108,7 @@ class Predictor:
                 f"{paths[0]}: the nodes did not tell what rows go through (statistics in their files); allowed: an "
                 "array of rows as they make them, in Python, or `steelyard federate model` at a node"
             )
-        arrays = read_arrays(_one(paths))
+        arrays = read_arrays(new_rows.one(paths))
         if "x" not in arrays:
             raise UserError(f"{paths[0]}: holds no array x; expected an .npz file with one, a row of it each")
         return replace(new_rows.of_arrays(arrays["x"], prepared, paths[0]), arrays=arrays)
@@ -180,23 +180,18 @@ def masks_of(outputs: torch.Tensor, classes: int) -> torch.Tensor:
     return outputs.unflatten(1, (classes, -1)).argmax(1)
 
 
-def _paths(given: Given) -> list[Path]:
-    """Return paths that were given, none where rows themselves were: a list of texts may be either."""
+def _paths(given: Given, *, texts: bool) -> list[Path]:
+    """Return paths that were given, none where rows themselves were: a list of words may be `texts`."""
     if isinstance(given, str | Path):
         given = [Path(given)]
-    whole = isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Path) for one in given)
-    paths: list[Path] = list(given) if whole else []
+    kinds = Path if texts else (str, Path)
+    whole = isinstance(given, list | tuple) and bool(given) and all(isinstance(one, kinds) for one in given)
+    paths = [Path(one) for one in given] if whole else []
     for path in paths:
         # New rows lie where they were said to lie: not in the folders in which an experiment's data are looked for.
         if not is_pattern(path) and not path.exists():
             raise UserError(f"{path}: no such file or folder; expected rows such as the model was trained on")
     return paths
-
-
-def _one(paths: Sequence[Path]) -> Path:
-    if len(paths) > 1:
-        raise UserError(f"{paths[1]}: a second file; allowed: one folder, .zip or .npz at a time")
-    return paths[0]
 
 
 def _texts(path: Path, classes: int) -> tuple[list[str], list[str]]:

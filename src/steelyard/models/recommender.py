@@ -17,7 +17,7 @@ from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, first_names, path_of, printable
 from steelyard.base.logs import logger
 from steelyard.messages.updates import Task
-from steelyard.models.document import Origin, RecommenderDocument
+from steelyard.models.document import Figure, Group, Origin, RecommenderDocument, Tested
 from steelyard.models.folder import DOCUMENT, WEIGHTS, held_of, read_as, read_contents, write_folder
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.histories import Histories, Users
@@ -91,7 +91,7 @@ class Recommender:
             found.append(Recommended.model_validate({**fields, "reasons": reasons}))
         return RecommendedList(user=user, items=found)
 
-    def test(self, held: Path | str, user: str = "", *, rows: Path | str | None = None) -> dict[str, float]:
+    def test(self, held: Path | str, user: str = "", *, rows: Path | str | None = None) -> Tested:
         """Return every metric of a user's list on items that she took later, such as ndcg@10; the run's own first."""
         user, listing = self._listing(user, rows, held)
         judge = listing.clients.judge
@@ -99,7 +99,14 @@ class Recommender:
             raise UserError(f"{held}: holds no item of {user} that the model knows; expected some that she took later")
         found = judge.measure(lambda users: listing.clients.scores("", listing.seed, listing.model, users))
         names = [judge.score, *(name for name in found if name != judge.score)]
-        return {f"{name}@{judge.cutoff}": float(found[name][0]) for name in names}
+        figures = [Figure.of(f"{name}@{judge.cutoff}", float(found[name][0]), 0) for name in names]
+        later = len(listing.run_data.users.truth.test_item)
+        return Tested(by=None, groups=[Group(name=user, rows=later, figures=figures)], notes=[])
+
+    @property
+    def use(self) -> str:
+        """The command that uses the recommender in a folder."""
+        return "steelyard recommend list {}" + ("" if self.document.user else " --user USER --rows FILE")
 
     def save(self, out: Path | str) -> Path:
         """Write it into a folder of its own, which must not hold anything yet, and return it."""
@@ -240,7 +247,7 @@ def _card(document: RecommenderDocument, found: Record) -> str:
             f"Final hash of the run: {origin.closing}; verified: {found['verified']['verdict']}.",
         ),
         "## Tests in its run",
-        *(f"{test.measure}: {test.value} ({test.where})" for test in origin.tests),
+        *(f"{test.measure}: {test.shown} ({test.where})" for test in origin.tests),
         "## Privacy",
         tuple(found["privacy"]),
     ]

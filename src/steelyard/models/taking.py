@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import torch
+from torch import nn
 
 from steelyard import __version__
 from steelyard.adapters.arrays import Layout as ArrayLayout
@@ -17,9 +19,9 @@ from steelyard.adapters.arrays import described
 from steelyard.adapters.recorder import WHOLE
 from steelyard.base import files
 from steelyard.base.errors import UserError, listed, told_as
-from steelyard.base.measures import MEASURES, TASKS, measure_of
+from steelyard.base.measures import ERROR, TASKS
 from steelyard.base.usercode import is_handed_over
-from steelyard.data.preparation import Preparation
+from steelyard.data.preparation import Preparation, Target
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import Ask, RecordedDescription, read_experiment
@@ -47,7 +49,7 @@ from steelyard.models.recommender import TABLE, Recommender, of_run
 from steelyard.proof.signing import model_digest
 from steelyard.report.recommender import open_run
 from steelyard.report.record import record
-from steelyard.report.verification import CHANGED, Record, Verification, verify
+from steelyard.report.verification import CHANGED, Record, verify
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.database import reading
 from steelyard.runs.history import History
@@ -72,83 +74,39 @@ def take(
     head: str | None = None,
     client: str | None = None,
     adapt: Sequence[Path] = (),
-) -> Model:
-    """Return a rule's model of a run: the recommended rule's, or the main one's, unless one is named.
+) -> Model | Recommender:
+    """Return a rule's model of a run, or its recommender: the recommended rule's, or the main one's, unless named.
 
     `round` is last, best, or a number: of rounds whose model the run keeps; None: the best where the run keeps it
     (`rounds.keep`), else the last. `ask` is called with the code of the run's own network before that runs. A run that
     is not as it was written, or not as `keys` or a final hash kept elsewhere (`head`) say, is refused: `ChangedRun`.
-    `client` names whose own model it is to be; `adapt` are files with the rows of a newcomer, for whom it is trained.
+    `client` names whose own model or part it is to be; `adapt` are files with the rows of a newcomer, for whom the
+    model is trained.
     """
-    checked = _verified(run, keys, head)
-    experiment, history = read_experiment(run), History(run)
-    if isinstance(experiment, RecommendDescription):
-        raise UserError(f"{run}: is of a recommender; allowed: `steelyard model`, or Result.recommender in Python")
-    if not isinstance(experiment, LearningDescription | RecordedDescription):
-        raise UserError(f"{run}: is no run of kind learning, and no model of other kinds can be taken; allowed: such")
-    if isinstance(experiment, RecordedDescription) and not history.facts.arrays:
-        raise UserError(
-            f"{run}: keeps no model; allowed: a run whose app said keep_models=True, and whose arrays have names"
-        )
-    found = record(run, rule=rule, checked=checked)
-    name, seed = _federation(history, found["rule"])
-    kept = _kept(history, name, round)
-    if isinstance(experiment, RecordedDescription):
-        if client is not None or adapt:
-            raise UserError(f"{run}: is of another framework's app; allowed: no --client and no --adapt")
-        return _recorded(history, experiment, found, kept, named=rule is not None)
-    text = history.facts.preparations.get(str(seed))
-    if text is None:
-        raise UserError(f"{run}: does not say what its rows went through; allowed: simulated runs of this version")
-    taken = _Taken(history, experiment, Preparation.model_validate_json(text), found, seed, kept)
-    model = taken.model(named=rule is not None, ask=ask)
-    if client is None and not adapt:
-        return model
-    if client is not None and adapt:
-        raise UserError(f"--client: got '{client}' and --adapt; allowed: one of them")
-    if ask is not None and (code := experiment.named_code()):
-        ask(str(run), code)
-    settings = experiment.rules()[found["rule"]].algorithm or experiment.algorithm
-    base = Predictor(model.preparation, model.network)
-    given = (settings.made(), base, kept.parameters.to(torch.float32))
-    if client is not None:
-        own = of_client(*given, name, kept.beside, client)
-    else:
-        own = of_newcomer(*given, experiment, seed=seed, round=kept.round, files=adapt)
-    return replace(taken, own=own).model(named=rule is not None, ask=None)
-
-
-def take_recommender(
-    run: Path, rule: str | None = None, *, keys: Path | None = None, head: str | None = None, client: str | None = None
-) -> Recommender:
-    """Return a rule's recommender of a run, as `take` does a network; `client`: with the own part of that user."""
-    checked = _verified(run, keys, head)
-    experiment, history = read_experiment(run), History(run)
-    found = record(run, rule=rule, checked=checked)
-    name, seed = _federation(history, found["rule"])
-    kept, finished = _kept(history, name, "last"), open_run(run, found["rule"], seed)
-    tested = history.tested(found["rule"], seed, kept.round - 1)
-    at = tested.round == kept.round
-    if client is not None:
-        at &= np.array([tested.clients[place] == client for place in tested.client.tolist()], dtype=np.bool_)
-    whose = "all users" if client is None else client
-    tests = [_test(whose, int(at.sum()), experiment.score_name, tested.score[at].mean())] if at.any() else []
-    own = "" if client is None else f"the recommender of user {client}"
-    origin = _origin(experiment, found, seed, kept, tests, named=rule is not None, own=own)
-    return of_run(finished, origin, found, client)
-
-
-def _verified(run: Path, keys: Path | None, head: str | None) -> Verification:
     checked = verify(run, keys, head)
     if checked.code == CHANGED or (keys is not None and checked.code):
         what = [*checked.found.changed, *checked.found.unchecked][0].line()
         raise ChangedRun(f"{run}: was changed, so there is no model of it: {what}; see `steelyard verify {run}`")
-    return checked
-
-
-def _federation(history: History, rule: str) -> tuple[str, int]:
-    row = next(row for row in history.federations.to_dict("records") if row["rule"] == rule)
-    return str(row["federation"]), int(row["seed"])
+    experiment, history = read_experiment(run), History(run)
+    found = record(run, rule=rule, checked=checked)
+    row = next(row for row in history.federations.to_dict("records") if row["rule"] == found["rule"])
+    taken = _Taken(history, experiment, found, str(row["federation"]), int(row["seed"]), named=rule is not None)
+    if client is not None and adapt:
+        raise UserError(f"--client: got '{client}' and --adapt; allowed: one of them")
+    if isinstance(experiment, RecommendDescription):
+        if round not in (None, "last") or adapt:
+            raise UserError(
+                "--round, --adapt: given for a recommender; allowed: its last round, and for a newcomer "
+                "`steelyard recommend list MODEL --rows FILE`"
+            )
+        return taken.recommender(client)
+    if isinstance(experiment, LearningDescription):
+        return taken.network(experiment, taken.kept(round), ask, client, adapt)
+    if not isinstance(experiment, RecordedDescription):
+        raise UserError(f"{run}: is no run of kind learning, and no model of other kinds can be taken; allowed: such")
+    if client is not None or adapt:
+        raise UserError(f"{run}: is of another framework's app; allowed: no --client and no --adapt")
+    return taken.weights(experiment, taken.kept(round))
 
 
 class _Kept(NamedTuple):
@@ -162,213 +120,227 @@ class _Kept(NamedTuple):
     """What the run keeps beside the models of that round."""
 
 
-def _kept(history: History, name: str, wanted: str | None) -> _Kept:
-    """Return the model of a federation at the end of the round that is wanted; `verify` has held it to the chain."""
-    with reading(history.folder) as connection:
-        checkpoints = [found for _, found in kept_checkpoints(connection, history.folder)]
-    sound = [found for found in checkpoints if not isinstance(found, UserError)]
-    states = [found.states[name] for found in sound]
-    models = dict(model for state in reversed(states) for model in state.models)
-    if not models:
-        raise next((found for found in checkpoints if isinstance(found, UserError)), UserError(_none(history)))
-    best, last = states[0].best, states[0].round
-    best_round = best.round if best is not None and best.round in models else None
-    if wanted is None:
-        wanted = "last" if best_round is None else "best"
-    rounds = {"last": last, "best": best_round}
-    round = rounds[wanted] if wanted in rounds else int(wanted) if wanted.isdecimal() and len(wanted) < 10 else None
-    if round not in models:
-        rest = "" if best_round is not None else '; rounds.keep = "best" keeps the best one'
-        kept = listed(str(each) for each in sorted(models))
-        raise UserError(
-            f"--round: got {wanted[:20]}; allowed: rounds whose model the run keeps, which are {kept}{rest}"
-        )
-    words = {last: "the last", best_round: "the best on rows that do not report"}
-    beside = next((found.kept for found in sound if found.round == round), {})
-    why = f"round {round}, {words.get(round, 'as asked for')}"
-    return _Kept(round, models[round], why, round == best_round, beside)
-
-
-def _none(history: History) -> str:
-    return f"{history.folder}: keeps no model; allowed: a run with a checkpoint (store.checkpoint_every)"
-
-
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """What a model is made from."""
+    """A rule of a run, whose model is taken."""
 
     history: History
-    experiment: LearningDescription
-    preparation: Preparation
+    experiment: Description
     found: Record
+    federation: str
     seed: int
-    kept: _Kept
-    own: Own | None = None
-    """The model of one client, in place of the global one."""
+    named: bool
+    """Whether the rule was asked for by its name."""
 
-    def model(self, *, named: bool, ask: Ask | None) -> Model:
-        """Return the model: network, weights, where it is from, and its card."""
-        settings = self.experiment.model
-        if ":" in settings.name and ask is not None and not is_handed_over(settings.name):
-            ask(str(self.history.folder), {"model.name": settings.name})
-        own, words = self.own, "" if self.own is None else self.own.words
-        origin = _origin(self.experiment, self.found, self.seed, self.kept, self._tests(), named=named, own=words)
-        prepared = self.preparation if own is None else own.prepared(self.preparation)
-        parameters = (self.kept if own is None else own).parameters
-        made = model_of(self.history.folder, origin, settings, prepared, parameters)
-        return replace(made, card=card(made.document, self.found, self._left_out))
+    def kept(self, wanted: str | None) -> _Kept:
+        """Return the model at the end of the round that is wanted; `verify` has held it to the chain."""
+        folder = self.history.folder
+        with reading(folder) as connection:
+            checkpoints = [found for _, found in kept_checkpoints(connection, folder)]
+        sound = [found for found in checkpoints if not isinstance(found, UserError)]
+        states = [found.states[self.federation] for found in sound]
+        models = dict(model for state in reversed(states) for model in state.models)
+        if not models:
+            none = f"{folder}: keeps no model; allowed: a run with a checkpoint (store.checkpoint_every)"
+            raise next((found for found in checkpoints if isinstance(found, UserError)), UserError(none))
+        best, last = states[0].best, states[0].round
+        rounds = {"last": last} | ({"best": best.round} if best is not None and best.round in models else {})
+        wanted = ("best" if "best" in rounds else "last") if wanted is None else wanted
+        number = int(wanted) if wanted.isdecimal() and len(wanted) < 10 else None
+        if (round := rounds.get(wanted, number)) not in models:
+            rest = "" if "best" in rounds else '; rounds.keep = "best" keeps the best one'
+            kept = listed(str(each) for each in sorted(models))
+            raise UserError(
+                f"--round: got {wanted[:20]}; allowed: rounds whose model the run keeps, which are {kept}{rest}"
+            )
+        words = {last: "the last", rounds.get("best"): "the best on rows that do not report"}
+        beside = next((found.kept for found in sound if found.round == round), {})
+        why = f"round {round}, {words.get(round, 'as asked for')}"
+        return _Kept(round, models[round], why, round == rounds.get("best"), beside)
 
-    @property
-    def _personal(self) -> bool:
-        return self.found["rule"] in self.history.personal
+    def network(
+        self,
+        experiment: LearningDescription,
+        kept: _Kept,
+        ask: Ask | None,
+        client: str | None,
+        adapt: Sequence[Path],
+    ) -> Model:
+        """Return the global model, or that of one client: network, weights, where it is from, and its card."""
+        folder, settings, whole = self.history.folder, experiment.model, client is None and not adapt
+        text = self.history.facts.preparations.get(str(self.seed))
+        if text is None:
+            raise UserError(
+                f"{folder}: does not say what its rows went through; allowed: simulated runs of this version"
+            )
+        prepared, parameters, own = Preparation.model_validate_json(text), kept.parameters, None
+        named = ":" in settings.name and not is_handed_over(settings.name)
+        code = experiment.named_code() if not whole else {"model.name": settings.name} if named else {}
+        if ask is not None and code:
+            ask(str(folder), code)
+        if not whole:
+            algorithm = (experiment.rules()[self.found["rule"]].algorithm or experiment.algorithm).made()
+            base = Predictor(prepared, network_of(folder, settings, prepared, self.seed, parameters))
+            given = (algorithm, base, parameters.to(torch.float32))
+            if client is not None:
+                own = of_client(*given, self.federation, kept.beside, client)
+            else:
+                own = of_newcomer(*given, experiment, seed=self.seed, round=kept.round, files=adapt)
+            prepared, parameters = own.prepared(prepared), own.parameters
+        tests, left_out = self._reported(experiment, prepared.target, kept, own)
+        origin = self._origin(kept, tests, "" if own is None else own.words)
+        made = model_of(folder, origin, settings, prepared, parameters)
+        return replace(made, card=card(made.document, self.found, left_out))
 
-    @property
-    def _by_clients(self) -> bool:
-        return self.kept.best and self.experiment.round_chosen_by == "clients"
-
-    def _reports(self, client: str) -> bool:
-        """Whether a client's test in the run is one of this model."""
-        if self.own is not None:
-            return client == self.own.client
-        return not self._personal and not (self._by_clients and chooses(client))
-
-    @property
-    def _left_out(self) -> str:
-        """Whose model this is, and which tests of the run do not report on it; empty where all do."""
-        if self.own is not None:
-            return f"This is {self.own.words}. It follows from that client's rows: hand it to that client alone."
-        if self._personal:
-            return (
+    def _reported(
+        self, experiment: LearningDescription, target: Target, kept: _Kept, own: Own | None
+    ) -> tuple[list[Test], str]:
+        """Return the tests of a model in its run; and whose it is, and which tests do not report on it."""
+        if own is not None:
+            whose = f"This is {own.words}. It follows from that client's rows: hand it to that client alone."
+            return self._sites(kept, lambda name: name == own.client), whose
+        row = self._at(self.history.rounds, kept).iloc[0]
+        server = {"accuracy": row["server_accuracy"]} if target.task == "classes" else {}
+        server |= json.loads(row["server_metrics"]) if isinstance(row["server_metrics"], str) else {}
+        rows, leading = self.history.facts.report_rows.get(str(self.seed), 0), experiment.rounds.leading
+        figure = TASKS[target.task].figure if leading is None else leading.name
+        known = rows and figure in server
+        tests = [Test.of(figure, server[figure], rows, where="the server", rows=rows)] if known else []
+        if self.found["rule"] in self.history.personal:
+            return tests, (
                 "This is the global model. Clients use personalised models, which are not in this folder; their tests "
                 "are of those, and are left out. Layers that clients keep for themselves, if any, are untrained here."
             )
-        return "The tests of clients that chose the round are left out." if self._by_clients else ""
+        chose = kept.best and experiment.round_chosen_by == "clients"
+        tests += self._sites(kept, lambda name: not (chose and chooses(name)))[:MOST_TESTS]
+        untested = self._at(self.history.untested, kept)
+        reasons = zip(untested["client"].astype(str), untested["failure"].astype(str), strict=True)
+        tests += [
+            Test.of(experiment.score_name, None, 0, where=name, rows=0, why=why)
+            for name, why in list(reasons)[:MOST_TESTS]
+            if not (chose and chooses(name))
+        ]
+        return tests, "The tests of clients that chose the round are left out." if chose else ""
 
-    def _tests(self) -> list[Test]:
-        """Return the scores of this model in its run: on the server's rows, then at each site that reports on it."""
-        history, rule, at = self.history, self.found["rule"], self.kept.round
-        frame = history.rounds
-        row = frame[(frame["rule"] == rule) & (frame["seed"] == self.seed) & (frame["round"] == at)].iloc[0]
-        server = {"accuracy": row["server_accuracy"]} if self.preparation.target.task == "classes" else {}
-        server |= json.loads(row["server_metrics"]) if isinstance(row["server_metrics"], str) else {}
-        rows = history.facts.report_rows.get(str(self.seed), 0)
-        leading = self.experiment.rounds.leading
-        figure = TASKS[self.preparation.target.task].figure if leading is None else leading.name
-        found = (
-            [_test("the server", rows, figure, server.get(figure))]
-            if not self.own and rows and figure in server
-            else []
+    def _at(self, frame: pandas.DataFrame, kept: _Kept) -> pandas.DataFrame:
+        mine = (frame["rule"] == self.found["rule"]) & (frame["seed"] == self.seed)
+        return frame.loc[mine & (frame["round"] == kept.round)]
+
+    def _sites(self, kept: _Kept, reports: Callable[[str], bool]) -> list[Test]:
+        """Return the scores of the model at the sites that report on it."""
+        tests = self.history.tested(self.found["rule"], self.seed, kept.round - 1)
+        errors = tests.metrics.get(ERROR, np.full(len(tests.round), np.nan))
+        named = ((place, tests.clients[tests.client[place]]) for place in np.flatnonzero(tests.round == kept.round))
+        return [
+            Test.of(
+                self.experiment.score_name,
+                float(tests.score[place]),
+                rows := int(tests.samples[place]),
+                float(errors[place]),
+                where=name,
+                rows=rows,
+            )
+            for place, name in named
+            if reports(name)
+        ]
+
+    def weights(self, experiment: RecordedDescription, kept: _Kept) -> Model:
+        """Return the model of another framework's app: its weights by their names, and what is not known."""
+        layout = ArrayLayout.read(self.history.facts.arrays)
+        if len(kept.parameters) != layout.size(layout.floating):
+            raise UserError(
+                f"{self.history.folder}: its arrays are not those of its model; expected the folder as it was written"
+            )
+        whole = {
+            name: kept.beside[WHOLE + name].numpy().astype(layout.types[name]).reshape(layout.shapes[name])
+            for name in layout.counting
+        }
+        arrays = {**layout.arrays(kept.parameters, None, None), **whole}
+        network = weights_alone({name: torch.from_numpy(arrays[name]) for name in layout.types})
+        server = self._at(self.history.rounds, kept)["server_accuracy"].dropna().tolist()
+        tests = [Test.of(experiment.measure, score, 0, where="the server", rows=0) for score in server]
+        document = ModelDocument(
+            origin=self._origin(kept, tests + self._sites(kept, lambda name: True)[:MOST_TESTS]),
+            network=Network(settings={}, outputs=0, seed=0, vector=layout.floating),
+            preparation=None,
+            weights=held_of(b""),
+            card=held_of(b""),
         )
-        tests = history.tested(rule, self.seed, at - 1)
-        errors = tests.metrics.get("score_error", np.full(len(tests.round), np.nan))
-        named = ((place, tests.clients[tests.client[place]]) for place in np.flatnonzero(tests.round == at).tolist())
-        reporting = [(place, name) for place, name in named if self._reports(name)]
-        for place, name in reporting[:MOST_TESTS]:
-            error = float(errors[place])
-            score, samples = float(tests.score[place]), int(tests.samples[place])
-            found.append(_test(name, samples, self.experiment.score_name, score, None if np.isnan(error) else error))
-        return found + ([] if self._personal else self._not_tested())
+        return Model(document, network, card(document, self.found, "", self.history.facts.arrays))
 
-    def _not_tested(self) -> list[Test]:
-        """Return the sites without a score, each with the reason that the run noted."""
-        frame = self.history.untested
-        at = (frame["rule"] == self.found["rule"]) & (frame["seed"] == self.seed) & (frame["round"] == self.kept.round)
-        reasons = list(zip(frame.loc[at, "client"], frame.loc[at, "failure"], strict=True))[:MOST_TESTS]
-        measure = measure_of(self.experiment.score_name).name
-        named = [(str(name), str(why)) for name, why in reasons if not (self._by_clients and chooses(str(name)))]
-        return [Test(where=name, rows=0, measure=measure, value=None, why=why) for name, why in named]
+    def recommender(self, client: str | None) -> Recommender:
+        """Return the recommender as of the last round; `client`: with the own part of that user."""
+        kept, finished = self.kept("last"), open_run(self.history.folder, self.found["rule"], self.seed)
+        tests = self._sites(kept, lambda name: client in (None, name))
+        if client is None and tests:
+            mean = float(np.mean([test.value for test in tests if test.value is not None]))
+            tests = [Test.of(self.experiment.score_name, mean, 0, where="all users", rows=len(tests))]
+        own = "" if client is None else f"the recommender of user {client}"
+        return of_run(finished, self._origin(kept, tests, own), self.found, client)
 
-
-def _origin(
-    experiment: Description, found: Record, seed: int, kept: _Kept, tests: list[Test], *, named: bool, own: str = ""
-) -> Origin:
-    """Return where a model is from."""
-    why = "the rule that was asked for" if named else ""
-    if found["recommended"]:
-        why = "the rule that the comparison recommends"
-    elif found["beside"] and not named:
-        why = "the run's main rule; no rule is recommended"
-    measure, threshold = leading_of(experiment)
-    return Origin(
-        run=found["name"],
-        purpose=experiment.description,
-        rule=found["rule"],
-        algorithm=found["algorithm"],
-        seed=seed,
-        round=kept.round,
-        chosen="; ".join(filter(None, (why, kept.why))),
-        own=own,
-        digest=model_digest(kept.parameters),
-        closing=next(iter(found["hashes"].values())),
-        measure=measure,
-        threshold=threshold,
-        tests=tests,
-        version=__version__,
-    )
+    def _origin(self, kept: _Kept, tests: list[Test], own: str = "") -> Origin:
+        """Return where a model is from."""
+        found, why = self.found, "the rule that was asked for" if self.named else ""
+        if found["recommended"]:
+            why = "the rule that the comparison recommends"
+        elif found["beside"] and not self.named:
+            why = "the run's main rule; no rule is recommended"
+        measure, threshold = leading_of(self.experiment)
+        return Origin(
+            run=found["name"],
+            purpose=self.experiment.description,
+            rule=found["rule"],
+            algorithm=found["algorithm"],
+            seed=self.seed,
+            round=kept.round,
+            chosen="; ".join(filter(None, (why, kept.why))),
+            own=own,
+            digest=model_digest(kept.parameters),
+            closing=next(iter(found["hashes"].values())),
+            measure=measure,
+            threshold=threshold,
+            tests=tests,
+            version=__version__,
+        )
 
 
-def model_of(
-    where: Path, origin: Origin, settings: ModelSettings, prepared: Preparation, parameters: torch.Tensor
-) -> Model:
-    """Return a model without its card: the network that the settings describe, with these parameters."""
+def network_of(
+    where: Path, settings: ModelSettings, prepared: Preparation, seed: int, parameters: torch.Tensor
+) -> nn.Module:
+    """Return the network that the settings describe, with these parameters."""
     pixels, outputs = prepared.target.task == "segmentation", len(prepared.target.names)
-    network = build(settings, prepared.shape, outputs, origin.seed, pixels=pixels)
+    network = build(settings, prepared.shape, outputs, seed, pixels=pixels)
     layout = Layout.of(network)
     if layout.size != len(parameters):
         raise UserError(
             f"{where}: got a model of {len(parameters)} numbers; expected {layout.size}, as its network has"
         )
     layout.write(network, parameters.to(torch.float32))
+    return network.eval()
+
+
+def model_of(
+    where: Path, origin: Origin, settings: ModelSettings, prepared: Preparation, parameters: torch.Tensor
+) -> Model:
+    """Return a model without its card: the network that the settings describe, with these parameters."""
+    network = network_of(where, settings, prepared, origin.seed, parameters)
     fields, code, held = _network(settings)
-    vector = [slot.name for slot in layout.slots]
+    vector, target = [slot.name for slot in Layout.of(network).slots], prepared.target
     document = ModelDocument(
         origin=origin,
-        network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=origin.seed, vector=vector),
+        network=Network(
+            settings=fields,
+            outputs=len(target.names),
+            pixels=target.task == "segmentation",
+            seed=origin.seed,
+            vector=vector,
+        ),
         preparation=prepared,
         weights=held_of(b""),
         card=held_of(b""),
         code=held,
     )
-    return Model(document, network.eval(), "", code)
-
-
-def _recorded(history: History, experiment: RecordedDescription, found: Record, kept: _Kept, *, named: bool) -> Model:
-    """Return the model of another framework's app: its weights by their names, and what is not known."""
-    layout = ArrayLayout.read(history.facts.arrays)
-    if len(kept.parameters) != layout.size(layout.floating):
-        raise UserError(
-            f"{history.folder}: its arrays are not those of its model; expected the folder as it was written"
-        )
-    whole = {
-        name: kept.beside[WHOLE + name].numpy().astype(layout.types[name]).reshape(layout.shapes[name])
-        for name in layout.counting
-    }
-    arrays = {**layout.arrays(kept.parameters, None, None), **whole}
-    network = weights_alone({name: torch.from_numpy(arrays[name]) for name in layout.types})
-    scores = history.rounds.loc[history.rounds["round"] == kept.round, "server_accuracy"].tolist()
-    tests = [_test("the server", 0, experiment.measure, score) for score in scores]
-    tests = [test for test in tests if test.value is not None]
-    tested = history.tested(found["rule"], 0, kept.round - 1)
-    places = np.flatnonzero(tested.round == kept.round).tolist()[:MOST_TESTS]
-    sites = [(tested.clients[tested.client[place]], place) for place in places]
-    tests += [_test(name, int(tested.samples[at]), experiment.measure, float(tested.score[at])) for name, at in sites]
-    document = ModelDocument(
-        origin=_origin(experiment, found, 0, kept, tests, named=named),
-        network=Network(settings={}, outputs=0, seed=0, vector=layout.floating),
-        preparation=None,
-        weights=held_of(b""),
-        card=held_of(b""),
-    )
-    return Model(document, network, card(document, found, "", history.facts.arrays))
-
-
-def _test(where: str, rows: int, measure: str, value: object, error: float | None = None) -> Test:
-    kind = MEASURES.get(measure) or measure_of(measure)
-    number = float("nan") if value is None else float(str(value))
-    ends = kind.interval(number, rows, error) if rows else None
-    low, high = (None, None) if ends is None or np.isnan(ends).any() else ends
-    value = None if np.isnan(number) else number
-    return Test(where=where, rows=rows, measure=kind.name, value=value, low=low, high=high)
+    return Model(document, network, "", code)
 
 
 def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile | None]:

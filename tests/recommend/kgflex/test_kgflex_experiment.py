@@ -1,5 +1,6 @@
 """KGFlex through the one loop: description, resume, weights by expertise, commands of a run."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,10 @@ def test_a_recommender_leaves_its_run_with_nothing_of_users_but_of_her_who_asks(
     tastes.unlink()
     hers, everyone = Recommender.load(tmp_path / "hers"), Recommender.load(tmp_path / "all")
     assert [(one.item, one.score) for one in hers.list(cutoff=5).items] == listed
-    assert hers.test(tmp_path / "later.tsv")["ndcg@10"] == pytest.approx(stored)
+    tested = kit.inside("recommend", "test", "hers", "later.tsv", "--format", "json", folder=tmp_path)
+    (group,) = json.loads(tested.stdout)["groups"]
+    assert (group["name"], group["rows"], group["figures"][0]["measure"]) == ("u03", len(sides["later"]), "ndcg@10")
+    assert group["figures"][0]["value"] == pytest.approx(stored)
     told = "".join((tmp_path / "all" / name).read_text() for name in ("model.json", "card.md"))
     assert not [name for name in run_data.histories.names if name in told]
     assert (everyone.document.taken, set(everyone.tensors) - set(hers.tensors)) == ([], set())

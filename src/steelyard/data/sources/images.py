@@ -241,7 +241,7 @@ ORIGIN = (
 )
 MASK = "m"
 """The mode in which masks are read: as they are."""
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 class Images(FileSource, named="images"):
@@ -383,9 +383,9 @@ class Pictures:
     def __init__(self, path: Path) -> None:
         self.path = path
         names = self._zip_names() if path.is_file() else [str(p.relative_to(path).as_posix()) for p in path.rglob("*")]
-        images = [name for name in sorted(names) if PurePosixPath(name).suffix.lower() in _SUFFIXES]
+        images = [name for name in sorted(names) if PurePosixPath(name).suffix.lower() in SUFFIXES]
         if not images:
-            raise UserError(f"data.path: '{path}' holds no image ({', '.join(_SUFFIXES)}); expected {ORIGIN}")
+            raise UserError(f"data.path: '{path}' holds no image ({', '.join(SUFFIXES)}); expected {ORIGIN}")
         self.names = images
         """All images by their path inside the folder or zip, sorted."""
         counts = Counter(PurePosixPath(name).name for name in images)
