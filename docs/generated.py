@@ -139,7 +139,7 @@ def rules_page() -> str:
         *("| name | what | about the | measured by the |", "|---|---|---|---|"),
         *(
             f"| `{each.name}` | {cell(each.description)} | {each.about} | {each.measured_by} |"
-            for each in criterion.known().values()
+            for each in (*criterion.known().values(), criterion.get("fact(NAME)"))
             if each.built_in
         ),
     ]

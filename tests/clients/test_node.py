@@ -21,8 +21,8 @@ def test_every_client_lives_on_exactly_one_node():
 
 
 def test_facts_about_device_and_user_are_kept_apart():
-    config = NodeConfig.read({"client": "a", "device-battery": 0.25, "user-trust": 1})
-    assert config.facts(["a"]) == {"a": {"device": {"battery": 0.25}, "user": {"trust": 1.0}}}
+    config = NodeConfig.read({"client": "a", "device-battery": 0.25, "user-trust": 1, "user-country": "IT"})
+    assert (config.device, config.user) == ({"battery": 0.25}, {"trust": 1.0, "country=IT": 1.0})
     assert not config.own_data
     assert config.tests
     assert not NodeConfig.read({"client": "a", "tests": False}).tests

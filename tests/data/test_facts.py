@@ -100,8 +100,8 @@ def test_draws_depend_on_seed_client_and_fact_alone() -> None:
         ({"user": {"trust": "uniform(1, inf)"}}, "user.trust", "'uniform(1, inf)'"),
         ({"user": {"trust": "cauchy(1, 2)"}}, "user.trust", "'cauchy(1, 2)'; allowed: a number, numbers by client, or"),
         ({"user": {"trust": float("nan")}}, "user.trust", "nan"),
-        ({"user": {"trust": True}}, "user.trust", "got True"),
-        ({"user": {"trust": {"client-000": "x"}}}, "user.trust.client-000", "'x'"),
+        ({"device": {"trust": "high"}}, "device.trust", "got 'high'"),
+        ({"user": {"country": {"client-000": "I=T"}}}, "user.country.client-000", "'I=T'"),
         ({"path": "none.csv"}, "path", "none.csv cannot be read"),
     ],
 )
@@ -137,8 +137,7 @@ def test_a_client_that_does_not_exist_is_named_before_a_folder_is_made(tmp_path:
 def test_a_node_says_more_of_itself_than_the_experiment() -> None:
     experiment = Experiment.model_validate(described(device={"battery": 0.3, "cores": 2}, user={"trust": 1}))
     node = experiment.on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 2, "device-battery": 0.9}))
-    measured = node.clients._measured  # type: ignore[attr-defined]
-    local = node.clients.context.population(0).local("client-000", measured.facts["client-000"])  # type: ignore[attr-defined]
+    local = node.clients.context.population(0).local("client-000")  # type: ignore[attr-defined]
     assert (dict(local.device), dict(local.user)) == ({"battery": 0.9, "cores": 2.0}, {"trust": 1.0})
     with pytest.raises(TypeError):
         local.device["battery"] = 1.0

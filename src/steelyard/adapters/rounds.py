@@ -24,6 +24,7 @@ from steelyard.rounds.weigh import weigh_soundly
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.criterion import Capabilities, unmet
+from steelyard.weighing.fact import read_fact
 from steelyard.weighing.order import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.words import Frame, label, read_rule
@@ -282,11 +283,12 @@ class WeighedRounds:
         if not 0 < reply.samples <= MOST_SAMPLES:
             return f"samples = {reply.samples:g}; allowed: 1 to {MOST_SAMPLES}"
         for name in self.asked:
-            if name not in reply.measures:
+            value = _sent(reply.measures, name)
+            if value is None:
                 return f"criterion {name} is missing"
             # What else may be wrong with a measure is looked at for all clients alike, when they are weighed.
-            if reply.measures[name] > LARGEST_REAL:
-                return f"criterion {name} = {reply.measures[name]:g}; allowed: 0 to {LARGEST_REAL:g}"
+            if value > LARGEST_REAL:
+                return f"criterion {name} = {value:g}; allowed: 0 to {LARGEST_REAL:g}"
         return ""
 
 
@@ -341,7 +343,10 @@ class Collected:
             round=number,
             clients=clients,
             samples=np.array([round(reply.samples) for reply in replies], dtype=np.int64),
-            criteria={name: np.array([float(r.measures[name]) for r in replies]) for name in self._weighing.asked}
+            criteria={
+                name: np.array([_sent(reply.measures, name) for reply in replies], dtype=np.float64)
+                for name in self._weighing.asked
+            }
             | {SAMPLES: np.array([float(reply.samples) for reply in replies])},
             losses=np.full(len(replies), math.nan),
             payload=self._updates.models([order[client] for client in clients]),
@@ -367,6 +372,13 @@ class Collected:
         )
 
 
+def _sent(measures: Mapping[str, float], name: str) -> float | None:
+    """Return a measure that a client sent by its own name, or a fact made of the number by the fact's name."""
+    if name in measures or (fact := read_fact(name)) is None:
+        return measures.get(name)
+    return fact.among(measures)
+
+
 def _criteria(settings: WeighingSettings, rows: ServerRows | None) -> list[registry.Criterion]:
     """Look the criteria up; any other name is a measure that clients send. What cannot be had here is refused."""
     unusable = (settings.adjust, settings.fit, settings.loss)
@@ -386,13 +398,10 @@ def _criteria(settings: WeighingSettings, rows: ServerRows | None) -> list[regis
     )
     if settings.policy is not None and (fault := unmet(settings.policy.needs, available, {})):
         raise UserError(f"rule: {settings.policy.name} {fault}")
-    known = registry.known()
     found: list[registry.Criterion] = []
     for name in settings.criteria:
-        if name not in known:
-            found.append(registry.Criterion(name=name, measured_by="client", measure=lambda local: 0.0))
-            continue
-        if known[name].measured_by == "server":
-            registry.check(known[name], available)
-        found.append(known[name])
+        known = registry.find(name)
+        if known is not None and known.measured_by == "server":
+            registry.check(known, available)
+        found.append(known or registry.Criterion(name=name, measured_by="client", measure=lambda local: 0.0))
     return found

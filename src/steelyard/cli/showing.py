@@ -130,7 +130,8 @@ def _rules() -> Listing:
 
 def _criteria() -> Listing:
     plain = WeighingSettings()
-    found = [_criterion(each, plain) for each in criterion.known().values()]
+    every = [*criterion.known().values(), criterion.get("fact(NAME)")]
+    found = [_criterion(each, plain) for each in every]
     return Listing(
         found, ("criterion", "about the", "measured by", "trust", "what"), [tuple(each.values()) for each in found]
     )

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationE
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import Section, explain
 from steelyard.clients.protocol import Clients
+from steelyard.data.facts import as_number, told_fact
 from steelyard.privacy.settings import FEWEST
 from steelyard.proof.signing import SERVER, Keys
 
@@ -125,6 +126,8 @@ class NodeConfig(Terms):
     require: Annotated[tuple[Literal["aggregation", "local"], ...], BeforeValidator(_words)] = ()
     """What an experiment must guarantee, or this node takes no part: "aggregation" (the server sees no single update),
     "local" (what leaves this node carries noise)."""
+    tell: Words = ()
+    """With "aggregation": facts about users by which experiments may still weigh clients here, such as "age"."""
     peers: OwnPath | None = None
     """With "aggregation", which needs it: a folder with the public keys (.pub) of the other nodes. Clients of nodes
     that it does not hold hide nobody: a server may have invented them."""
@@ -155,14 +158,20 @@ class NodeConfig(Terms):
     @classmethod
     def _known(cls, given: dict[str, Any]) -> dict[str, Any]:
         keys = [field.alias or "" for field in cls.model_fields.values()]
-        for key in given:
-            if key not in keys and not key.startswith((DEVICE, USER)):
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            if key in keys:
+                found[key] = value
+            elif key.startswith((DEVICE, USER)):
+                kind = key.partition("-")[0]
+                found |= [as_number(key, told_fact(value, key, kind))] if isinstance(value, str) else {key: value}
+            else:
                 known = [key for key in keys if key != MEMORY]
                 raise ValueError(
                     f"{key}: unknown{nearest(key, known)}; allowed: {listed([*known, f'{DEVICE}*', f'{USER}*'])}"
                 )
-        data = given.get("data")
-        return {**given, "data": {"path": data}} if isinstance(data, str | Path) else given
+        data = found.get("data")
+        return {**found, "data": {"path": data}} if isinstance(data, str | Path) else found
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -205,8 +214,8 @@ class NodeConfig(Terms):
                 'peers: missing, or key, beside require="aggregation", so that a server could invent all others; '
                 'allowed: both, as in peers="peers", a folder of the other nodes\' .pub files'
             )
-        for name in ("peers", "least_cohort", "largest_weight", "bound"):
-            if not self.hides and getattr(self, name) is not None:
+        for name in ("tell", "peers", "least_cohort", "largest_weight", "bound"):
+            if not self.hides and getattr(self, name) not in (None, ()):
                 key = name.replace("_", "-")
                 raise ValueError(f'{key}: given without require="aggregation"; allowed: both together')
         if self.state is None and (self.rounds_per_day or self.questions_per_day):
@@ -311,10 +320,6 @@ class NodeConfig(Terms):
             if name not in ordered:
                 raise UserError(f"node config client: this experiment has no client '{name}'{nearest(name, ordered)}")
         return tuple(sorted(self.names))
-
-    def facts(self, clients: Sequence[str]) -> dict[str, dict[str, Mapping[str, float]]]:
-        """Return the facts about device and user for each client that lives here."""
-        return {client: {"device": self.device, "user": self.user} for client in clients}
 
 
 @dataclass(frozen=True, eq=False)

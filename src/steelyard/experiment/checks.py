@@ -38,7 +38,7 @@ def check_rule(
         checked.releases(privacy, [criterion for criterion in criteria if criterion.measured_by == "client"])
         checked.with_local()
     if privacy.aggregation is not None:
-        checked.with_aggregation()
+        checked.with_aggregation(privacy)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Rule:
                     "a number, or privacy.central.weights = 'cohort'",
                 )
 
-    def with_aggregation(self) -> None:
+    def with_aggregation(self, privacy: PrivacySettings) -> None:
         """Refuse what looks at single updates, or would take several sums of the same ones."""
         if self._defence:
             self._refuse(
@@ -179,6 +179,12 @@ class _Rule:
                 "policies of measures alone, or criteria that clients measure",
             )
         for criterion in self.criteria:
+            if criterion.about == "user" and privacy.criteria is None:
+                self._refuse(
+                    "weighing.criteria",
+                    f"uses {criterion.name}, which tells of a person what privacy.aggregation does not hide",
+                    "criteria of rows or devices, or privacy.criteria = 'public', which declares them known",
+                )
             if criterion.needs.models:
                 self._refuse(
                     "weighing.criteria",
@@ -238,7 +244,7 @@ def check_names(privacy: PrivacySettings) -> None:
     references = {} if privacy.central is None else privacy.central.references
     for field, given in (("central.references", references), ("criteria_bounds", privacy.criteria_bounds)):
         for name in given:
-            if name not in registry.known():
+            if registry.find(name) is None:
                 raise UserError(
                     f"privacy.{field}: got '{name}', which is no criterion; allowed: {listed(registry.known())}"
                 )

@@ -354,12 +354,12 @@ class Description(Kind):
 
     def _known_criteria(self) -> Mapping[str, registry.Criterion]:
         """Return the criteria that are known without running code; what plugins may define waits for `criteria`."""
-        if self._plugins:
-            return {name: criterion for name, criterion in registry.known().items() if criterion.built_in}
-        _check_known("weighing", self.weighing.criteria)
-        for name, rule in self.beside.items():
-            _check_known(f"beside.{name}", rule.criteria)
-        return registry.known()
+        rules = {"weighing": self.weighing, **{f"beside.{name}": rule for name, rule in self.beside.items()}}
+        if not self._plugins:
+            for field, rule in rules.items():
+                _check_known(field, rule.criteria)
+        found = [registry.find(name) for rule in rules.values() for name in rule.criteria]
+        return {each.name: each for each in found if each is not None and (each.built_in or not self._plugins)}
 
     @property
     def _plugins(self) -> bool:

@@ -68,10 +68,10 @@ def host_learning(
     first = _population(sections, dataset, seed, node)
     clients = Simulation(
         lambda wanted: first if wanted == seed else _population(sections, dataset, wanted, node),
-        *(sections.model, sections.training, _compute(sections.compute), sections.criteria, node.facts(first.names)),
+        *(sections.model, sections.training, _compute(sections.compute), sections.criteria),
     )
     columns = _columns(sections, dataset, seed, first.names, node)
-    return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about, columns=columns)
+    return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about, _of_facts(first), columns)
 
 
 def _columns(
@@ -103,7 +103,7 @@ def _guarded_rows(
     _check_introduction(dataset, sections.data, node)
     clients = Simulation(
         lambda _: fixed,
-        *(sections.model, sections.training, _compute(sections.compute), sections.criteria, node.facts(fixed.names)),
+        *(sections.model, sections.training, _compute(sections.compute), sections.criteria),
     )
     tested = {rows.client: len(rows.test) for rows in fixed.clients}
     labelled = fixed.label_counts() if dataset.classes else {}
@@ -111,7 +111,12 @@ def _guarded_rows(
     counting = any(criterion.needs.label_counts for criterion in sections.criteria)
     guarded = EnoughRows(clients, node.min_rows, secret, tested, labelled, behind, counts_labels=counting)
     columns = _columns(replace(sections, partition=partition, flaws=()), dataset, seed, fixed.names, node)
-    return guarded, tuple(sorted(fixed.names)), notes, columns
+    return guarded, tuple(sorted(fixed.names)), (*notes, *_of_facts(fixed)), columns
+
+
+def _of_facts(population: Population) -> tuple[str, ...]:
+    """Return the notes on facts that are not known; other notes are those of anybody who reads the data."""
+    return tuple(note for note in population.notes if note.startswith("fact("))
 
 
 def _without_rare(population: Population, least: int) -> Dataset:
@@ -170,8 +175,11 @@ def _population(sections: LearningSections, dataset: Dataset, seed: int, node: N
     moved = [
         replace(rows, train=np.searchsorted(used, rows.train), test=np.searchsorted(used, rows.test)) for rows in chosen
     ]
-    return replace(
+    facts = {rows.client: population.facts.get(rows.client, {}) for rows in chosen}
+    told = {"device": node.device, "user": node.user}  # what the owner says counts in place of what [facts] says
+    own = replace(
         population,
+        facts={name: {kind: {**given.get(kind, {}), **told[kind]} for kind in told} for name, given in facts.items()},
         dataset=population.dataset.take(used),
         clients=tuple(moved),
         server=np.zeros(0, dtype=np.int64),
@@ -181,6 +189,7 @@ def _population(sections: LearningSections, dataset: Dataset, seed: int, node: N
         backdoor=population.backdoor
         and replace(population.backdoor, rows={name: np.searchsorted(used, rows) for name, rows in triggers.items()}),
     )
+    return sections.noted(own, everyone=False)
 
 
 def _of(chosen: Sequence[ClientRows], facts: Mapping[str, ValueT]) -> dict[str, ValueT]:

@@ -25,6 +25,7 @@ from steelyard.messages.updates import Question, Task
 from steelyard.privacy.planning import device_epsilon
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.weighing import criterion as registry
+from steelyard.weighing.fact import read_fact
 
 _SERVERS = ("store.folder",)
 """Paths that only the server uses."""
@@ -106,6 +107,13 @@ def _with_requirements(experiment: Description, node: NodeConfig) -> Description
         )
     if node.hides:
         experiment.check_federated()  # Several rules would be several sums of the same updates.
+        for name in dict.fromkeys(name for rule in experiment.rules().values() for name in rule.criteria):
+            told = fact.name if (fact := read_fact(name)) else name
+            if (found := registry.find(name)) and found.about == "user" and told not in node.tell:
+                raise NotAllowed(
+                    f"weighing.criteria: {name} tells of a person, and this node hides its updates; allowed: other "
+                    f"criteria, or `tell` with '{told}' in the node's own config"
+                )
     if "local" in node.require and (experiment.privacy is None or experiment.privacy.local is None):
         raise NotAllowed(
             "privacy.local: missing, but this node's owner requires it; allowed: experiments with [privacy.local]"

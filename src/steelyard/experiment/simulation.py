@@ -26,6 +26,7 @@ from steelyard.messages.payloads import Counts, ServerTest
 from steelyard.privacy.clipping import DeviceNoise
 from steelyard.privacy.settings import AggregationSettings
 from steelyard.weighing.criterion import Criterion
+from steelyard.weighing.fact import unknown
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,20 @@ class LearningSections:
         """Share out a data set; `everyone`: all clients that [facts] names are here."""
         population = share_out(dataset, self.partition, seed, self.flaws)
         return replace(population, facts=self.facts.of(population.names, seed, all_known=everyone))
+
+    def noted(self, population: Population, *, everyone: bool = True) -> Population:
+        """Return a population that notes which facts weigh its clients and are not known of all of them."""
+        rows = {"rows": dict.fromkeys(population.dataset.marks, 0.0)}
+        known = {name: {**population.facts.get(name, {}), **rows} for name in population.names}
+        without = unknown([criterion.name for criterion in self.criteria], known)
+        if nobody := next((name for name in without if everyone and len(without[name]) == len(known)), None):
+            raise UserError(
+                f"weighing.criteria: {nobody}: known of no client; allowed: a fact of [facts.user] or [facts.device], "
+                "or a mark of the rows (data.marks)"
+            )
+        count = "not known of {} of {} clients, which count as 0"
+        notes = [f"{name}: {count.format(len(clients), len(known))}" for name, clients in without.items()]
+        return replace(population, notes=(*population.notes, *notes))
 
     def sending(self, clients: Clients, *steps: Step[Sending]) -> Clients:
         """Return the clients with what happens to their updates on the way out, the noise of devices among it."""
@@ -88,7 +103,7 @@ def simulate(
     ranks = current()
     compute = sections.compute if ranks is None else on_rank(sections.compute, ranks.place)
     clients = Simulation(
-        lambda seed: sections.population(samples(seed), seed),
+        lambda seed: sections.noted(sections.population(samples(seed), seed)),
         *(sections.model, sections.training, compute, sections.criteria),
         rounds=rounds,
     )

@@ -27,6 +27,7 @@ from steelyard.messages.updates import Floats
 from steelyard.weighing.cohort import CohortView as CohortView
 from steelyard.weighing.cohort import Labelled as Labelled
 from steelyard.weighing.cohort import LocalData as LocalData
+from steelyard.weighing.fact import read_fact
 
 MeasuredBy = Literal["client", "server"]
 About = Literal["data", "model", "device", "user"]
@@ -405,9 +406,31 @@ def known() -> dict[str, Criterion]:
     return _registry.known()
 
 
+def find(name: str) -> Criterion | None:
+    """Return the criterion of that name, a registered one or a fact; None where there is none."""
+    return known().get(name) or _of_fact(name)
+
+
 def get(name: str) -> Criterion:
     """Return the criterion of that name, or say which names there are."""
-    return _registry.get(name)
+    return _of_fact(name) or _registry.get(name)
+
+
+def _of_fact(name: str) -> Criterion | None:
+    """Return the criterion of a fact, "fact(age=65..)"; None for other names."""
+    fact = read_fact(name)
+    if fact is None:
+        return None
+    most = 1.0 if fact.asked or fact.scaled else None
+    about = fact.about or "user"  # of a fact that may be either, as one that is about a person
+    return Criterion(
+        name=name,
+        measured_by="client",
+        about=about,
+        description=f"fact about the user, the device or its rows: {fact}",
+        measure=fact,
+        maximum=most,
+    )
 
 
 def check(criterion: Criterion, available: Capabilities) -> None:

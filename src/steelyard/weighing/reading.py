@@ -48,7 +48,7 @@ def _joined(settings: WeighingSettings) -> str:
 
 def phrase(name: str) -> str:
     """Return a criterion in a few words; one that nobody registered here by its name."""
-    found = criterion.known().get(name)
+    found = criterion.find(name)
     return found.description.rpartition(": ")[2] if found is not None and found.description else name
 
 

@@ -16,6 +16,7 @@ from steelyard.base.measures import TASKS
 from steelyard.base.settings import LARGEST_REAL, validated
 from steelyard.messages.updates import Floats
 from steelyard.weighing import criterion as registry
+from steelyard.weighing.fact import read_fact
 from steelyard.weighing.rule import Rule, WeighingSettings, bounded
 from steelyard.weighing.weights import Normalising, Weighing
 from steelyard.weighing.words import Frame, label, read_rule
@@ -177,14 +178,13 @@ def check_columns(columns: Sequence[str], criteria: Sequence[str]) -> None:
 
 
 def _columns(measures: Measures, criteria: Sequence[str]) -> Floats:
-    check_columns(measures.criteria, criteria)
-    columns = [
-        measures.values[:, measures.criteria.index(name)]
-        if name in measures.criteria
-        else np.ones(len(measures.clients))
-        for name in criteria
-    ]
-    return np.column_stack(columns)
+    known = dict(zip(measures.criteria, measures.values.T, strict=True)) | {"EQ": np.ones(len(measures.clients))}
+    for name in criteria:
+        fact = read_fact(name)
+        if name not in known and fact is not None and fact.name in known:
+            known[name] = np.array([fact.among({fact.name: cell}) for cell in known[fact.name].tolist()])
+    check_columns(list(known), criteria)
+    return np.column_stack([known[name] for name in criteria])
 
 
 def _normalising(settings: WeighingSettings, normalise: Normalising | None) -> Normalising | None:
@@ -199,8 +199,7 @@ def _normalising(settings: WeighingSettings, normalise: Normalising | None) -> N
 
 def column_criterion(name: str) -> registry.Criterion:
     """Return a registered criterion; any other column is taken for something that clients say of themselves."""
-    known = registry.known()
-    return known.get(name) or registry.Criterion(name=name, measured_by="client", measure=lambda local: 0.0)
+    return registry.find(name) or registry.Criterion(name=name, measured_by="client", measure=lambda local: 0.0)
 
 
 def _reasons(found: Weighing, believed: Floats, values: Floats, *, floored: bool) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import read_named, read_value
 from steelyard.defence.robust import REMOVED, DefenceSettings
 from steelyard.weighing import scores
+from steelyard.weighing.fact import FACT, read_fact
 from steelyard.weighing.policy import known as policies
 from steelyard.weighing.rule import WeighingSettings
 from steelyard.weighing.scores import parse_priority
@@ -33,6 +34,7 @@ WORDS: Mapping[str, str] = {
     "adafed-weights": "AdaFed without its loss",
     "mean": "the mean of the experiment's criteria; also mean(DS,LD)",
     "product": "their product: a client must do well on each",
+    "fact(age=65..)": "what is known of the device or the user: fact(battery), fact(country=IT), ...",
     "power(VP)^3": "a criterion, or the product of several, to this power",
     "weighted-mean(DS=2,LD=1)": "the mean with a weight for each criterion",
     "owa(DS,LD;most)": "an ordered weighted average: by a quantifier, or a weight for each rank",
@@ -91,9 +93,13 @@ class Frame:
         """Return the error line of a word that is not understood."""
         return UserError(f"{self.option}: got '{word}'; allowed: {allowed}")
 
+    def names(self, name: str) -> bool:
+        """Whether a criterion may be named: one that is known, or a fact."""
+        return self.known is None or name in self.known or read_fact(name) is not None
+
     def check(self, name: str, word: str) -> None:
         """Refuse a criterion that may not be named."""
-        if self.known is not None and name not in self.known:
+        if self.known is not None and not self.names(name):
             close = nearest(name, [*self.known, *WORDS, *self.further])
             few = f"The criteria here: {listed(self.known)}. " if len(self.known) <= FEW else ""
             raise UserError(
@@ -130,10 +136,11 @@ def respelt(text: str, known: Iterable[str]) -> str:
     """
     names = {*known, *policies(), *(word.partition("(")[0] for word in WORDS)}
     folded = {**SYNONYMS, **{name.lower(): name for name in names}}
-    rule, *rest = re.split("([;=])", text, maxsplit=1)
-    found = re.sub(r"[A-Za-z][\w-]*", lambda word: _named(word[0], names, folded), rule)
+    rule = re.match(rf"(?:{FACT}|[^;=])*", text)[0]  # pyright: ignore[reportOptionalSubscript]
+    rest = text[len(rule) :]
+    found = re.sub(rf"{FACT}|[A-Za-z][\w-]*", lambda word: _named(word[0], names, folded), rule)
     robust = not rest and found in DefenceSettings.kinds and found not in ("none", "clip", *known)
-    return f"{found}(EQ)" if robust else "".join((found, *rest))
+    return f"{found}(EQ)" if robust else found + rest
 
 
 def _named(word: str, names: Collection[str], folded: Mapping[str, str]) -> str:
@@ -200,7 +207,7 @@ def _assigned(values: Mapping[str, float]) -> list[str]:
 def read_rule(word: str, frame: Frame) -> dict[str, Any]:
     """Return the settings that a word stands for, as they would be in an experiment file."""
     word = respelt(word, frame.known or ())
-    if frame.known is not None and all(part.strip() in frame.known for part in word.split(">")):
+    if frame.known is not None and all(frame.names(part.strip()) for part in word.split(">")):
         return _ordered(word, frame)
     if word == "fedavg":
         return {"criteria": ["DS"], "name": "fedavg"}
@@ -218,11 +225,13 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return _defended(defended[1], defended[2].strip(), frame)
     if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
         return _normalised(divided[1], divided[2], frame)
-    match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.e+-]+))?", word)
+    form = rf"(?!fact\()([a-z-]+)(?:\(((?:{FACT}|[^()])*)\))?(?:@(\d+))?(?:\^([0-9.e+-]+))?"
+    match = re.fullmatch(form, word)
     if match is None:
-        if set(word) & set("@^"):
+        left = set(re.sub(FACT, "", word))
+        if left & set("@^"):
             raise frame.refused(word, _AFTER)
-        if set(word) & set("()"):
+        if left & set("()"):
             raise _unknown(word, frame)
         return _ordered(word, frame)
     kind, inside, limit, power = match.groups()
@@ -242,7 +251,7 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
     if kind in ("weighted-mean", "owa", "choquet"):
         return _with_parameters(kind, inside or "", word, frame)
     if scoring is not None and kind != "prioritized":
-        criteria = list(frame.base.criteria) if inside is None else [part.strip() for part in inside.split(",")]
+        criteria = list(frame.base.criteria) if inside is None else split(inside)
         for name in criteria:
             frame.check(name, word)
         return {
@@ -339,16 +348,16 @@ def _defended(kind: str, inside: str, frame: Frame) -> dict[str, Any]:
 
 def _with_parameters(kind: str, inside: str, word: str, frame: Frame) -> dict[str, Any]:
     """Read "weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "owa(DS,LD;0.7,0.3)", "choquet(DS,LD;capacity.toml)"."""
-    listed_criteria, _, parameter = (part.strip() for part in inside.partition(";"))
-    pairs = [part.partition("=") for part in listed_criteria.split(",")]
-    names = [name.strip() for name, _, _ in pairs]
+    listed_criteria, parameter, *_ = (*split(inside, ";"), "", "")
+    pairs = [(*split(part, "="), "") for part in split(listed_criteria)]
+    names = [name for name, *_ in pairs]
     for name in names:
         frame.check(name, word)
     if bool(parameter) == (kind == "weighted-mean"):
         raise UserError(f"{frame.option}: got '{word}'; allowed: {_EXAMPLES[kind]}")
     given: dict[str, Any] = {"criteria": names, "score": kind, "name": word}
     if kind == "weighted-mean":
-        given["weights"] = [_number(value.strip() or "1", word, frame) for _, _, value in pairs]
+        given["weights"] = [_number(value or "1", word, frame) for _, value, *_ in pairs]
     elif kind == "owa":
         numbers = re.fullmatch(r"[0-9.,\s]+", parameter) and parameter.count(",") + 1 == len(names)
         given |= (

@@ -327,7 +327,6 @@ TESTED_TOGETHER = 64
 """Clients whose own models lie in memory at once while they are tested."""
 SIZE = "DS"
 """The criterion that is a client's number of samples: what it claims of its size, it claims here too."""
-Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 class Measured(Step[Trained]):
@@ -338,13 +337,12 @@ class Measured(Step[Trained]):
 
     name = "measure"
 
-    def __init__(self, context: SimulationContext, criteria: Iterable[Criterion], facts: Facts) -> None:
+    def __init__(self, context: SimulationContext, criteria: Iterable[Criterion]) -> None:
         every, self._context = list(criteria), context
         self.criteria = [criterion for criterion in every if criterion.measured_by == "client"]
         self._needs_first_losses = any(criterion.needs.first_losses for criterion in every)
         """Whether clients measure the loss of the received model: only where a criterion of the run needs it."""
         self._tell_label_counts = any(criterion.needs.label_counts for criterion in every)
-        self.facts = facts
         self._known: dict[tuple[DevicePopulation, str], Floats] = {}
         """Values by population (one per seed) and criterion, one for each registered client; nan where not measured."""
         self._label_counts: dict[DevicePopulation, Counts | None] = {}
@@ -375,7 +373,7 @@ class Measured(Step[Trained]):
             for job in np.flatnonzero(np.isnan(known[clients])).tolist():
                 name = population.names[clients[job]]
                 if job not in seen:
-                    seen[job] = population.local(name, self.facts.get(name, {}))
+                    seen[job] = population.local(name)
                 value, why = criterion.taken(_own_copy(seen[job], criterion, sending, job))
                 known[clients[job]] = value
                 if why is not None:

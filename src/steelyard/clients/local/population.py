@@ -164,7 +164,7 @@ class DevicePopulation:
         """Every client's local test rows; read once, used in every round."""
         return TestRows.of(self._ordered, self.dataset)
 
-    def local(self, name: str, facts: Mapping[str, Mapping[str, float]]) -> LocalData:
+    def local(self, name: str) -> LocalData:
         """Return what the client can look at when it measures itself."""
         position = self.position[name]
         rows, begin = self._ordered[position], int(self.begins[position])
@@ -176,8 +176,8 @@ class DevicePopulation:
             classes=dataset.classes,
             marks={mark: read_only(values[rows.train]) for mark, values in dataset.marks.items()},
             features=lambda: dataset.features[torch.from_numpy(rows.train)],
-            device=MappingProxyType({**known.get("device", {}), **facts.get("device", {})}),
-            user=MappingProxyType({**known.get("user", {}), **facts.get("user", {})}),
+            device=MappingProxyType(dict(known.get("device", {}))),
+            user=MappingProxyType(dict(known.get("user", {}))),
         )
 
 

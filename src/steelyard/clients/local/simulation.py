@@ -18,7 +18,6 @@ from steelyard.clients.local.evaluator import evaluations, measured
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.outgoing import (
     TESTED_TOGETHER,
-    Facts,
     Measured,
     OfAlgorithm,
     OfBehaviour,
@@ -43,8 +42,7 @@ class Simulation(Clients):
     """All clients of a simulation; use it for experiments on one machine, with or without a GPU.
 
     `populations` gives the population of each seed. Tasks of several federations that arrive in one call are
-    trained in one stack. `facts` are per-client facts for criteria about the device or the user:
-    {"client": {"device": {"battery": 0.7}, "user": {...}}}.
+    trained in one stack.
 
         >>> populations = {1: share_out(rows, PartitionSettings(clients=2), seed=1)}
         >>> clients = Simulation(populations, ModelSettings(name="logistic"), TrainingSettings(epochs=5))
@@ -60,14 +58,13 @@ class Simulation(Clients):
         training: TrainingSettings,
         compute: ComputeSettings | None = None,
         criteria: Iterable[Criterion] = (),
-        facts: Facts | None = None,
         rounds: int = 0,
     ) -> None:
         # What torch cannot map, such as an LSTM, it does one by one, and asks users to report that.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         self.compute = compute or ComputeSettings()
         self.context = SimulationContext(populations, model, training, self.compute, rounds)
-        self._measured = Measured(self.context, criteria, facts or {})
+        self._measured = Measured(self.context, criteria)
         of_training = [kind(self.context) for kind in (OfAlgorithm, OfBehaviour, OfVectors)]
         self.steps: tuple[Step[Trained], ...] = in_order([*of_training, self._measured])
         """What happens to updates before they leave; `SendingClients` has what comes after."""
