@@ -385,7 +385,7 @@ class Clip(DefenceSettings, named="clip"):
 class Median(DefenceSettings, named="median"):
     """The weighted median of every parameter."""
 
-    by_coordinate: ClassVar[bool] = True
+    by_coordinate = True
 
     def of_parameters(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return median(values, weights)
@@ -394,8 +394,8 @@ class Median(DefenceSettings, named="median"):
 class TrimmedMean(DefenceSettings, named="trimmed-mean"):
     """The mean of every parameter without the ends."""
 
-    by_coordinate: ClassVar[bool] = True
-    counts_hostile: ClassVar[bool] = True
+    by_coordinate = True
+    counts_hostile = True
 
     def of_parameters(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return trimmed_mean(values, weights, self.share)
@@ -404,7 +404,7 @@ class TrimmedMean(DefenceSettings, named="trimmed-mean"):
 class MultiKrum(DefenceSettings, named="multi-krum"):
     """The clients whose updates lie nearest to those of the others."""
 
-    counts_hostile: ClassVar[bool] = True
+    counts_hostile = True
 
     def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
         return multi_krum(weights, cohort.gram, self.share)
@@ -425,7 +425,7 @@ class GeometricMedian(DefenceSettings, named="geometric-median"):
 class FLTrust(DefenceSettings, named="fltrust"):
     """As far as an update points where the server's own does."""
 
-    needs_root: ClassVar[bool] = True
+    needs_root = True
 
     def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
         products, length = cohort.root
@@ -435,7 +435,7 @@ class FLTrust(DefenceSettings, named="fltrust"):
 class Spectral(DefenceSettings, named="spectral"):
     """No update longer than the median, and without those who stand out where they differ most."""
 
-    counts_hostile: ClassVar[bool] = True
+    counts_hostile = True
 
     def coefficients(self, weights: Floats, cohort: RobustRule) -> Floats:
         return spectral(weights, cohort.gram, self.share)

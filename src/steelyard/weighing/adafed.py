@@ -213,7 +213,7 @@ def barron_shape(rmse: float, mae: float, lowest: float = -2.0) -> float:
 class FixedBarron(LossSettings, named="none"):
     """Barron's general robust loss with shape and scale as given, to compare with; for regression."""
 
-    adapts: ClassVar[bool] = False
+    adapts = False
     shape: float = Field(default=2.0, ge=-10, le=2)
     """Shape α of the first round; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
     scale: float = Field(default=1.0, gt=0)
@@ -226,7 +226,7 @@ class FixedBarron(LossSettings, named="none"):
 class Barron(FixedBarron, named="barron"):
     """Barron's general robust loss for regression; shape α and, if asked, scale c follow the new model's errors."""
 
-    adapts: ClassVar[bool] = True
+    adapts = True
     adapt_scale: bool = False
     """Whether c follows the errors down: c = √(π/2)·MAE, the deviation of normal errors with that mean, but never more
     than `scale`, since the large errors of the first rounds are bias, not noise."""

@@ -20,10 +20,14 @@ from steelyard.base.errors import UserError, brief, listed, nearest
 from steelyard.base.settings import Section, defaults_of, fields_given, validated
 from steelyard.base.tallies import quotient
 from steelyard.base.usercode import POLICIES, Registry
-from steelyard.messages.updates import Floats
+from steelyard.messages.updates import Counts as Counts
+from steelyard.messages.updates import Floats as Floats
 from steelyard.weighing import criterion as registry
-from steelyard.weighing.cohort import CohortView, Memory
-from steelyard.weighing.criterion import NEEDS, NO_NEEDS, Needs
+from steelyard.weighing.cohort import CohortView as CohortView
+from steelyard.weighing.cohort import Memory as Memory
+from steelyard.weighing.criterion import NEEDS, NO_NEEDS
+from steelyard.weighing.criterion import Needs as Needs
+from steelyard.weighing.weights import to_weights as to_weights
 
 if TYPE_CHECKING:
     from steelyard.weighing.rule import WeighingSettings

@@ -10,15 +10,11 @@ https://proceedings.mlr.press/v97/mohri19a.html
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveFloat
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Measures, Policy, by_name, nearest_shares, policy
+from steelyard.weighing.policy import CohortView, Floats, Measures, Needs, Policy, by_name, nearest_shares, policy
 
 MIXTURE = "afl/mixture"
 
@@ -27,8 +23,8 @@ MIXTURE = "afl/mixture"
 class Afl(Policy):
     """The worst mixture of clients; use it with few clients, where the worst-off must not be left behind."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("LB",)
-    needs: ClassVar[Needs] = Needs(everyone=True)
+    criteria = ("LB",)
+    needs = Needs(everyone=True)
 
     rate: PositiveFloat = 0.1
     """γ: how fast the mixture follows the losses."""

@@ -10,16 +10,22 @@ https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import AppliesTo, Measures, Policy, by_client, cosines, policy, remember
-from steelyard.weighing.weights import normalise
+from steelyard.weighing.policy import (
+    AppliesTo,
+    CohortView,
+    Floats,
+    Measures,
+    Needs,
+    Policy,
+    by_client,
+    cosines,
+    policy,
+    remember,
+    to_weights,
+)
 
 REPUTATION = "cgsv/reputation"
 LEAST = 1e-3
@@ -29,7 +35,7 @@ LEAST = 1e-3
 class Cgsv(Policy):
     """Reputation by agreement; use it where clients shall be paid for pulling the same way as the others."""
 
-    needs: ClassVar[Needs] = Needs(models=True, everyone=True)
+    needs = Needs(models=True, everyone=True)
 
     alpha: float = Field(default=0.95, ge=0, lt=1)
     """α: how much of a reputation stays from round to round."""
@@ -43,7 +49,7 @@ class Cgsv(Policy):
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
         first = REPUTATION not in view.memory
         before = by_client(view.memory, REPUTATION, view, 0.0)
-        shares = normalise(measures["DS"][:, None])[0][:, 0] if first else before
+        shares = to_weights(measures["DS"])[0] if first else before
         weights = shares * self.length / (np.sqrt(np.diag(view.gram)) + 1e-7)
         reputation = self.alpha * before + (1 - self.alpha) * cosines(view.gram, weights)
         reputation = np.maximum(reputation, LEAST)

@@ -10,17 +10,23 @@ https://arxiv.org/abs/2503.15842
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field, PositiveFloat
 
 from steelyard.base.tallies import quotient
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Adam, Measures, Policy, by_client, policy, remember, softmax
-from steelyard.weighing.weights import normalise
+from steelyard.weighing.policy import (
+    Adam,
+    CohortView,
+    Floats,
+    Measures,
+    Needs,
+    Policy,
+    by_client,
+    policy,
+    remember,
+    softmax,
+    to_weights,
+)
 
 VALUES = "fedawa/values"
 BETAS = (0.5, 0.999)
@@ -30,7 +36,7 @@ BETAS = (0.5, 0.999)
 class FedAwa(Policy):
     """Weights from the clients' vectors alone; use it where clients drift apart and the server has no rows."""
 
-    needs: ClassVar[Needs] = Needs(models=True)
+    needs = Needs(models=True)
 
     steps: int = Field(default=1, ge=1, le=1000)
     """How many steps the server takes in each round."""
@@ -38,7 +44,7 @@ class FedAwa(Policy):
     """The rate of Adam."""
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        sizes = normalise(measures["DS"][:, None])[0][:, 0]
+        sizes = to_weights(measures["DS"])[0]
         values = by_client(view.memory, VALUES, view, sizes)
         apart = _apart(view)
         adam, shares = Adam(len(values), BETAS), softmax(values)

@@ -13,15 +13,12 @@ https://openaccess.thecvf.com/content/CVPR2023/html/Jiang_Fair_Federated_Medical
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from steelyard.base.tallies import quotient
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView, Memory
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Measures, Policy, by_client, policy, remember
+from steelyard.weighing.policy import CohortView, Floats, Measures, Memory, Needs, Policy, by_client, policy, remember
 
 WEIGHTS, COSINES, COUNTS, SCORES = "fedce/weights", "fedce/cosines", "fedce/counts", "fedce/scores"
 FIRST = [0.0, 1.0]
@@ -34,8 +31,8 @@ LEAST = 1e-6
 class FedCe(Policy):
     """Contribution by direction and by loss; use it with few clients that each know something of their own."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("EQ",)
-    needs: ClassVar[Needs] = Needs(models=True, task="classes", client_tests=True)
+    criteria = ("EQ",)
+    needs = Needs(models=True, task="classes", client_tests=True)
 
     mode: Literal["plus", "times"] = "plus"
     """How the two parts are joined."""

@@ -10,15 +10,10 @@ https://openaccess.thecvf.com/content/CVPR2023/html/Zhang_Federated_Domain_Gener
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Measures, Policy, by_client, policy, remember
+from steelyard.weighing.policy import CohortView, Floats, Measures, Needs, Policy, by_client, policy, remember
 
 ADJUSTED, LOSSES = "feddg-ga/weights", "feddg-ga/losses"
 
@@ -27,8 +22,8 @@ ADJUSTED, LOSSES = "feddg-ga/weights", "feddg-ga/losses"
 class FedDgGa(Policy):
     """Generalisation adjustment; use it with few clients of different domains, for a domain that none of them has."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("LB", "LA")
-    needs: ClassVar[Needs] = Needs(everyone=True)
+    criteria = ("LB", "LA")
+    needs = Needs(everyone=True)
 
     step: float = Field(default=0.2, gt=0, lt=1)
     """d: the largest change of a weight in the first round, in equal shares; 0.2 in the authors' code."""

@@ -8,14 +8,9 @@ https://arxiv.org/abs/2305.19229
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import NonNegativeFloat
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.policy import Measures, Policy, policy
-from steelyard.weighing.weights import normalise
+from steelyard.weighing.policy import CohortView, Floats, Measures, Policy, policy, to_weights
 
 _ROUNDING = 1e-12
 
@@ -24,8 +19,8 @@ _ROUNDING = 1e-12
 class FedDisco(Policy):
     """Sizes less label discrepancy; use it where clients hold few of the classes and all of them are tested."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("DS", "KL")
-    of_measures: ClassVar[bool] = True
+    criteria = ("DS", "KL")
+    of_measures = True
 
     a: NonNegativeFloat = 0.5
     """a: how much the discrepancy counts."""
@@ -33,7 +28,7 @@ class FedDisco(Policy):
     """b: what every client gets beforehand, so that fewer of them fall to 0."""
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        sizes = normalise(measures["DS"][:, None])[0][:, 0]
+        sizes = to_weights(measures["DS"])[0]
         skew = measures["KL"]
         total = skew.sum()
         # Where labels are even at every client, what is left of a discrepancy is the rounding of a logarithm.

@@ -10,16 +10,21 @@ https://arxiv.org/abs/2302.10911
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Adam, AppliesTo, Measures, Policy, policy, softmax
-from steelyard.weighing.weights import normalise
+from steelyard.weighing.policy import (
+    Adam,
+    AppliesTo,
+    CohortView,
+    Floats,
+    Measures,
+    Needs,
+    Policy,
+    policy,
+    softmax,
+    to_weights,
+)
 
 BETAS = (0.5, 0.999)
 HALVED_EVERY = 20
@@ -29,7 +34,7 @@ HALVED_EVERY = 20
 class FedLaw(Policy):
     """Learnable weights that may shrink the model; use it where the server has rows that it trusts."""
 
-    needs: ClassVar[Needs] = Needs(models=True, test_set=True, slopes=True)
+    needs = Needs(models=True, test_set=True, slopes=True)
 
     steps: int = Field(default=20, ge=1, le=1000)
     """How many steps the server takes in each round; the authors take 20 passes over its rows."""
@@ -41,7 +46,7 @@ class FedLaw(Policy):
         return "models"
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        sizes = normalise(measures["DS"][:, None])[0][:, 0]
+        sizes = to_weights(measures["DS"])[0]
         values = np.append(np.log(np.maximum(sizes, 1e-300)), 0.0)
         adam = Adam(len(values), BETAS)
         for step in range(self.steps):

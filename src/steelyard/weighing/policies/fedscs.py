@@ -9,13 +9,9 @@ https://github.com/NVIDIA/NVFlare/pull/5240
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.policy import Measures, Policy, by_name, policy
+from steelyard.weighing.policy import CohortView, Floats, Measures, Policy, by_name, policy
 
 SCORES, ROUNDS = "fedscs/scores", "fedscs/rounds"
 EPSILON = 1e-12
@@ -25,7 +21,7 @@ EPSILON = 1e-12
 class FedScs(Policy):
     """Steady agreement with the others; use it where a few clients are unreliable and the server has no rows."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("AS",)
+    criteria = ("AS",)
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
         rounds = view.memory.get(ROUNDS, 0) + 1

@@ -11,15 +11,10 @@ https://www.usenix.org/conference/raid2020/presentation/fung
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from steelyard.base.tallies import quotient
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Measures, Policy, policy
+from steelyard.weighing.policy import CohortView, Floats, Measures, Needs, Policy, policy
 
 HISTORY = "foolsgold/history"
 MOST = 0.99
@@ -30,8 +25,8 @@ MOST = 0.99
 class FoolsGold(Policy):
     """Unlike others over rounds; use it where one attacker may be many clients, and honest ones hold different data."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("EQ",)
-    needs: ClassVar[Needs] = Needs(models=True, task="classes", layers=True)
+    criteria = ("EQ",)
+    needs = Needs(models=True, task="classes", layers=True)
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
         known: dict[str, list[float]] = view.memory.get(HISTORY, {})

@@ -14,16 +14,20 @@ https://github.com/NVIDIA/NVFlare/pull/5273
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from steelyard.messages.updates import Counts, Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Measures, Policy, nearest_shares, policy
-from steelyard.weighing.weights import normalise
+from steelyard.weighing.policy import (
+    CohortView,
+    Counts,
+    Floats,
+    Measures,
+    Needs,
+    Policy,
+    nearest_shares,
+    policy,
+    to_weights,
+)
 
 ROUNDS, STREAK, COHORT = "nvflare-adaptive/rounds", "nvflare-adaptive/streak", "nvflare-adaptive/cohort"
 EPSILON = 1e-12
@@ -34,8 +38,8 @@ class NvflareAdaptive(Policy):
     """Sizes with a bounded correction; use it where the same clients of different labels take part in every round."""
 
     # KL asks clients for their label counts, and shows how far each is from all labels alike.
-    criteria: ClassVar[tuple[str, ...]] = ("DS", "LB", "LA", "KL")
-    needs: ClassVar[Needs] = Needs(label_counts=True, task="classes")
+    criteria = ("DS", "LB", "LA", "KL")
+    needs = Needs(label_counts=True, task="classes")
 
     gamma: float = Field(default=0.65, gt=0, le=1)
     """γ: the power of the size."""
@@ -74,7 +78,7 @@ class NvflareAdaptive(Policy):
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
         sizes, metrics = measures["DS"], np.exp(-measures["LB"])
-        shares = normalise(sizes[:, None])[0][:, 0]
+        shares = to_weights(sizes)[0]
         assert view.label_counts is not None  # on_server of LB and the check of needs saw to it
         represents, divergence = _representation(view.label_counts, shares)
         reliable = sizes / (sizes + self.prior)

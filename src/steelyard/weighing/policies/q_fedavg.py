@@ -9,14 +9,10 @@ https://openreview.net/forum?id=ByexElSYDr
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from steelyard.base.errors import UserError
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.policy import AppliesTo, Measures, Policy, policy
+from steelyard.weighing.policy import AppliesTo, CohortView, Floats, Measures, Policy, policy
 
 LEAST = 1e-10
 """What the authors' code adds to every loss, so that its powers are numbers."""
@@ -26,7 +22,7 @@ LEAST = 1e-10
 class QFedAvg(Policy):
     """Fair steps; use it where accuracy over clients shall be more even, at some cost of its mean."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("LB", "UL")
+    criteria = ("LB", "UL")
 
     q: NonNegativeFloat = 1.0
     """q: how much fairness counts; the paper's best lie between 0.001 and 5, by data set."""

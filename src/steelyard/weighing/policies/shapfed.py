@@ -10,16 +10,21 @@ https://arxiv.org/abs/2406.00569
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.criterion import Needs
-from steelyard.weighing.policy import Measures, Policy, by_client, cosines, policy, remember
-from steelyard.weighing.weights import to_weights
+from steelyard.weighing.policy import (
+    CohortView,
+    Floats,
+    Measures,
+    Needs,
+    Policy,
+    by_client,
+    cosines,
+    policy,
+    remember,
+    to_weights,
+)
 
 VALUES, WEIGHTS = "shapfed/values", "shapfed/weights"
 
@@ -28,8 +33,8 @@ VALUES, WEIGHTS = "shapfed/values", "shapfed/weights"
 class ShapFed(Policy):
     """Agreement class by class; use it where clients hold different classes and the whole update hides it."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("EQ",)
-    needs: ClassVar[Needs] = Needs(models=True, task="classes", layers=True)
+    criteria = ("EQ",)
+    needs = Needs(models=True, task="classes", layers=True)
 
     mu: float = Field(default=0.9, ge=0, lt=1)
     """μ: how much of a value stays from round to round."""

@@ -10,14 +10,10 @@ https://openreview.net/forum?id=K5YasWXZT3O
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.policy import AppliesTo, Measures, Policy, policy
+from steelyard.weighing.policy import AppliesTo, CohortView, Floats, Measures, Policy, policy
 
 ESTIMATE = "term/estimate"
 
@@ -26,7 +22,7 @@ ESTIMATE = "term/estimate"
 class Term(Policy):
     """Weights tilted by losses; use it for fairness (t > 0), or against outlying clients (t < 0)."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("LB",)
+    criteria = ("LB",)
 
     t: float = 0.1
     """t: the tilt; the larger, the more the worst-off count. 0.1 is the authors' default."""

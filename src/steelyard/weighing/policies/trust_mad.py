@@ -9,14 +9,10 @@ https://github.com/flwrlabs/flower/pull/7335 (an example: TrustAwareFedAvg)
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import NonNegativeFloat
 
-from steelyard.messages.updates import Floats
-from steelyard.weighing.cohort import CohortView
-from steelyard.weighing.policy import Measures, Policy, policy
+from steelyard.weighing.policy import CohortView, Floats, Measures, Policy, policy
 
 SCALE = 1.4826
 """MAD times this is the standard deviation of normal numbers."""
@@ -26,8 +22,8 @@ SCALE = 1.4826
 class TrustMad(Policy):
     """Sizes without the outlying; use it where some clients may send broken or huge updates, and most do not."""
 
-    criteria: ClassVar[tuple[str, ...]] = ("DS", "UL")
-    of_measures: ClassVar[bool] = True
+    criteria = ("DS", "UL")
+    of_measures = True
 
     beta: NonNegativeFloat = 5.0
     """β: how fast trust falls beyond z₀."""
