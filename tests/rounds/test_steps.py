@@ -179,22 +179,15 @@ def test_memory_goes_on_whatever_happens_in_a_round(how: dict[str, Any]) -> None
     assert after.tensors["control"].tolist() == [1.0] * 10
 
 
-def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> None:
-    class Counting:
-        adapts = True
-
-        def first(self) -> LossState:
-            return LossState("barron", None, 1.0, 1.0)
-
-        def after(self, loss: LossState, test: ServerTest) -> LossState:
-            assert test.accuracy.tolist() == [0.25]
-            return replace(loss, scale=(loss.scale or 0.0) + 1)
-
+def test_a_loss_that_adapts_follows_the_new_model_from_the_next_round_on() -> None:
     kept = Recorder()
-    adaptive = replace(federation(), loss=Counting())
-    done = run_rounds([adaptive], {}, Clients(), Server(), Plan(rounds=2, fraction=0.3), kept)
-    assert done["f"].loss.scale == 3.0
-    assert [record.loss and record.loss.scale for record in kept.records] == [1.0, 1.0, 2.0]
+    done = run_rounds(
+        [federation(loss={"adapt": "class-f1"})], {}, Clients(), Server(), Plan(rounds=2, fraction=0.3), kept
+    )
+    # F1 of the two classes is ½ and 0.
+    weights = (1 / 0.6, 1 / 0.1)
+    assert done["f"].loss.class_weights == pytest.approx(weights)
+    assert [record.loss and record.loss.class_weights for record in kept.records] == [None, None, weights]
 
 
 @pytest.mark.parametrize(

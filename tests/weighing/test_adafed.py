@@ -15,7 +15,6 @@ from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import LossState
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.adafed import (
-    LossRule,
     LossSettings,
     barron_shape,
     class_weights,
@@ -35,29 +34,31 @@ def view(test: ServerTest) -> CohortView:
 def test_what_the_server_measures_on_its_own_test_set() -> None:
     """Accuracy, times size, macro F1, the geometric mean of odds over classes, and figures of one task."""
     odds = replace(TEST, by_class={"odds": np.array([[4.0, 9.0], [0.25, 1.0], [1.0, 1.0]])})
-    errors = {"c_index": np.array([0.25, 0.75]), "macro_f1": np.array([0.4, 0.3])}
-    one_task = replace(REGRESSION, errors=errors)
+    survival, labels, masks = (
+        replace(REGRESSION, errors={figure: np.array([0.25, 0.75])}) for figure in ("c_index", "macro_f1", "dice")
+    )
     for name, test, expected in (
         ("VP", TEST, [0.5, 0.25, 0.0]),
         ("VS", TEST, [50.0, 75.0, 0.0]),
         ("VF", TEST, [0.4, 0.2, 0.0]),
         ("VE", REGRESSION, [0.8, 0.25]),
         ("VD", odds, [6.0, 0.5, 1.0]),
-        ("VC", one_task, [0.25, 0.75]),
-        ("VL", one_task, [0.4, 0.3]),
+        ("VC", survival, [0.25, 0.75]),
+        ("VL", labels, [0.25, 0.75]),
+        ("VM", masks, [0.25, 0.75]),
     ):
         criterion = registry.get(name)
         assert (criterion.measured_by, criterion.needs.test_set, criterion.needs.models) == ("server", True, True)
         assert criterion.on_server(view(test)) == pytest.approx(expected)
-    survival = replace(REGRESSION, errors={"c_index": np.array([0.75, 0.5])})
+    assert_refused(lambda: registry.get("VD").on_server(view(TEST)), "criterion VD", "odds ratio")
     for name, test, parts in (
-        ("VD", TEST, ("odds ratio",)),
-        ("VP", REGRESSION, ("measures classes",)),
+        ("VP", REGRESSION, ("measures classes", "is a regression", "VE")),
         ("VP", survival, ("times to an event", "VC")),
-        ("VE", TEST, ("VP",)),
-        ("VC", TEST, ("VP, VE",)),
+        ("VF", masks, ("has masks", "VM")),
+        ("VE", TEST, ("has classes", "VP")),
+        ("VC", labels, ("several labels", "VL")),
     ):
-        assert_refused(lambda n=name, t=test: registry.get(n).on_server(view(t)), f"criterion {name}", *parts)
+        assert_refused(lambda n=name, t=test: registry.get(n).on_server(view(t)), name, *parts)
 
 
 def test_class_weights_of_the_paper() -> None:
@@ -76,10 +77,10 @@ def test_class_weights_of_the_paper() -> None:
 def test_the_loss_follows_any_metric_of_the_classes(adapt: str, expected: tuple[float, float]):
     metrics = {"precision": [0.5, 1.0]}
     test = ServerTest(np.array([0.5]), np.array([[0.6, 0.2]]), by_class={k: np.array([v]) for k, v in metrics.items()})
-    rule = LossRule(settings=LossSettings(adapt=adapt))
-    assert rule.after(rule.first(), test).class_weights == pytest.approx(expected)
-    assert rule.first() == LossState("auto", None)
-    assert_refused(lambda: rule.after(rule.first(), REGRESSION), "weighing.loss.adapt", f"'{adapt}'", "barron")
+    rule = LossSettings(adapt=adapt)
+    assert rule.after(rule.first("auto"), test).class_weights == pytest.approx(expected)
+    assert rule.first("auto") == LossState("auto", None)
+    assert_refused(lambda: rule.after(rule.first("auto"), REGRESSION), "weighing.loss.adapt", f"'{adapt}'", "barron")
 
 
 def test_barron_shape_follows_the_tails():
@@ -98,24 +99,20 @@ def test_barron_shape_follows_the_tails():
 )
 def test_the_scale_follows_real_errors_only_if_asked(mae, asked, scale):
     errors = {"rmse": np.array([9.0 * mae]), "mae": np.array([mae])}
-    rule = LossRule(settings=LossSettings(adapt="barron", scale=3.0, adapt_scale=asked, lowest=0.5))
-    after = rule.after(rule.first(), ServerTest(np.zeros(1), np.zeros((1, 0)), errors))
-    assert rule.first() == LossState("barron", None, 2.0, 3.0)
+    rule = LossSettings(adapt="barron", scale=3.0, adapt_scale=asked, lowest=0.5)
+    after = rule.after(rule.first("auto"), ServerTest(np.zeros(1), np.zeros((1, 0)), errors))
+    assert rule.first("auto") == LossState("barron", None, 2.0, 3.0)
     assert (after.name, after.scale) == ("barron", pytest.approx(scale))
     assert_refused(lambda: rule.after(after, TEST), "weighing.loss.adapt", "'barron'", "class-f1")
     assert after.shape == (0.5 if math.isfinite(mae) and mae > 0 else 2.0)
 
 
-def test_a_loss_that_is_fixed_stays_and_settings_name_the_rule() -> None:
-    fixed = LossRule("squared-error")
-    assert (fixed.adapts, fixed.first()) == (False, LossState("squared-error"))
-    now = LossState("barron", shape=1.0)
-    assert fixed.after(now, TEST) is now
-    plain = LossRule("auto", LossSettings(adapt="none", shape=0.5, scale=3.0))
-    assert (plain.adapts, plain.first()) == (False, LossState("barron", shape=0.5, scale=3.0))
-    adapted = LossRule("cross-entropy", LossSettings(epsilon=0.5))
+def test_settings_name_the_loss() -> None:
+    plain = LossSettings(adapt="none", shape=0.5, scale=3.0)
+    assert (plain.adapts, plain.first("auto")) == (False, LossState("barron", shape=0.5, scale=3.0))
+    adapted = LossSettings(epsilon=0.5)
     assert adapted.adapts
-    assert adapted.after(adapted.first(), TEST) == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
+    assert adapted.after(adapted.first("cross-entropy"), TEST) == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ class Recorder:
         state = RoundState(
             record.round,
             model,
-            self._federation.loss.first(),
+            self._federation.loss,
             OrderState(self._rule.start_order, 0.0),
             memory=self.memory,
         )

@@ -265,7 +265,7 @@ class WeighedRounds:
         federation = Federation(self.name, self.name, 0, self.rule)
         # Changes begin from 0; this zero needs no memory, whatever the size of the model.
         start = torch.from_numpy(np.zeros(1, layout.precision)).expand(layout.size(layout.floating))
-        task = Task(self.name, 0, updates.round, updates.clients, start, federation.loss.first(), federation.algorithm)
+        task = Task(self.name, 0, updates.round, updates.clients, start, federation.loss, federation.algorithm)
         orders = OrderState(self.rule.start_order, 0.0)
         state = RoundState(updates.round - 1, start, task.loss, orders, memory=self.memory)
         self._server.layout, self._server.sent = layout, sent

@@ -28,6 +28,7 @@ from steelyard.experiment.resuming import (
     check_rules,
     flat_fields,
 )
+from steelyard.messages.updates import LossState
 from steelyard.proof.signing import head_key
 from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.chain import require_whole
@@ -37,7 +38,6 @@ from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
 from steelyard.runs.joining import join_rounds, set_up
 from steelyard.tracking import check as check_tracker
-from steelyard.weighing.adafed import LossRule
 from steelyard.weighing.order import strategy_of
 from steelyard.weighing.rule import Rule, unlimited
 
@@ -126,7 +126,7 @@ def federations_of(
             seed,
             Rule(settings, criteria),
             strategy_of(settings.adjust),
-            LossRule(experiment.local_loss, settings.loss),
+            LossState(experiment.local_loss) if settings.loss is None else settings.loss.first(experiment.local_loss),
             (settings.algorithm or experiment.algorithm).made(),
             experiment.momentum,
             experiment.learning_rate,

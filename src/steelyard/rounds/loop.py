@@ -238,9 +238,10 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
     federation, before = draft.federation, draft.before
     loss, test = before.loss, None
     best, worse = after_round(draft, server, plan)
-    if federation.loss.adapts:
+    adapting = federation.rule.settings.loss
+    if adapting is not None and adapting.adapts:
         test = server.test(federation.seed, draft.model[None])
-        loss = federation.loss.after(before.loss, test)
+        loss = adapting.after(before.loss, test)
     if plan.report:
         test = server.report(federation.seed, draft.model[None], plan.measure) or test
     answer = draft.answer

@@ -16,7 +16,6 @@ from steelyard.learning.settings import no_part
 from steelyard.messages.algorithm import FACTORS, Algorithm, Vectors
 from steelyard.messages.updates import Evaluations, Floats, LossState, Updates
 from steelyard.rounds.plan import SELECT, ContributionSettings, RoundValues, SelectSettings, cohort_size
-from steelyard.weighing.adafed import LossRule
 from steelyard.weighing.cohort import Memory
 from steelyard.weighing.order import FixedOrder, Order, OrderState, OrderStrategy
 from steelyard.weighing.rule import Rule
@@ -79,7 +78,8 @@ class Federation:
     seed: int
     rule: Rule
     strategy: OrderStrategy = field(default_factory=FixedOrder)
-    loss: LossRule = field(default_factory=LossRule)
+    loss: LossState = field(default_factory=LossState)
+    """The loss of the first round."""
     algorithm: Algorithm = field(default_factory=Algorithm)
     momentum: float = 0.0
     """The clients' momentum, which some algorithms' servers must know."""
@@ -97,7 +97,7 @@ class Federation:
             if rows is None or not len(rows):
                 raise UserError(no_part(self.algorithm.name, "adapters"))
             tensors = {**tensors, FACTORS: torch.as_tensor(rows)}
-        return RoundState(0, model, self.loss.first(), orders, tensors=tensors)
+        return RoundState(0, model, self.loss, orders, tensors=tensors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -27,7 +26,16 @@ from steelyard.base.errors import UserError, listed
 from steelyard.base.settings import Kinds
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import Floats, LossState
-from steelyard.weighing.criterion import CohortView, NeededTask, Needs, ServerMeasure, server_criterion
+from steelyard.weighing.criterion import (
+    Capabilities,
+    CohortView,
+    NeededTask,
+    Needs,
+    ServerMeasure,
+    check,
+    get,
+    server_criterion,
+)
 
 # ---------------------------------------------------------------- the weights p_i (lines 4-9)
 
@@ -41,32 +49,22 @@ def _on_test_set(
     )
 
 
-def _classified(name: str, view: CohortView) -> ServerTest:
-    # Data from memory says what it is only when it is there, too late for the check of what criteria need.
+_TOLD_BY: dict[str, NeededTask] = {"c_index": "survival", "dice": "segmentation", "macro_f1": "multi-label"}
+
+
+def _tested(name: str, view: CohortView) -> ServerTest:
+    """Return the test of every client's model; data of another task than the criterion's are refused."""
     test = view.validation
-    if test.f1.shape[1] == 0:
-        others = {
-            "c_index": ("has times to an event", "VC"),
-            "dice": ("has masks", "VM"),
-            "micro_f1": ("has several labels for a row", "VL"),
-        }
-        named = next((words for figure, words in others.items() if figure in test.errors), None)
-        kind, allowed = named or ("is a regression", "VE")
-        raise UserError(f"criterion {name}: measures classes, and this data {kind}; allowed: {allowed}")
+    # Data from memory says what it is only when it is there, too late for the check of what criteria need.
+    other = next((task for figure, task in _TOLD_BY.items() if figure in test.errors), "regression")
+    check(get(name), Capabilities("this data", task="classes" if test.f1.shape[1] else other))
     return test
-
-
-def _figure(name: str, view: CohortView, figure: str, measures: str, allowed: str) -> Floats:
-    errors = view.validation.errors
-    if figure not in errors:
-        raise UserError(f"criterion {name}: measures {measures}; allowed: {allowed}")
-    return errors[figure]
 
 
 @_on_test_set("VP", "classes", "validation performance: accuracy on the server's validation set")
 def validation_performance(view: CohortView) -> Floats:
     """Accuracy of the client's model on the server's test set: p_i of simulations 2 and 3 (paper 001)."""
-    return _classified("VP", view).accuracy
+    return _tested("VP", view).accuracy
 
 
 @_on_test_set(
@@ -74,13 +72,13 @@ def validation_performance(view: CohortView) -> Floats:
 )
 def validation_times_size(view: CohortView) -> Floats:
     """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""
-    return _classified("VS", view).accuracy * view.samples
+    return _tested("VS", view).accuracy * view.samples
 
 
 @_on_test_set("VF", "classes", "macro F1 on the server's validation set")
 def validation_macro_f1(view: CohortView) -> Floats:
     """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
-    return _classified("VF", view).f1.mean(axis=1)
+    return _tested("VF", view).f1.mean(axis=1)
 
 
 @_on_test_set(
@@ -91,7 +89,7 @@ def validation_odds(view: CohortView) -> Floats:
 
     A. S. Glas et al.: "The diagnostic odds ratio: a single indicator of test performance" (J. Clin. Epidemiol., 2003).
     """
-    odds = _classified("VD", view).by_class.get("odds")
+    odds = _tested("VD", view).by_class.get("odds")
     if odds is None:
         raise UserError("criterion VD: this server gives no odds ratio of each class; allowed: VP, VF")
     return np.exp(np.log(odds).mean(axis=1))
@@ -100,26 +98,25 @@ def validation_odds(view: CohortView) -> Floats:
 @_on_test_set("VE", "regression", "regression: 1/(1 + MAPE) on the server's validation set")
 def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
-    mape = _figure("VE", view, "mape", "the error of a regression, and this data is none", "VP, VF, VC")
-    return 1.0 / (1.0 + np.nan_to_num(mape, nan=np.inf))
+    return 1.0 / (1.0 + np.nan_to_num(_tested("VE", view).errors["mape"], nan=np.inf))
 
 
 @_on_test_set("VC", "survival", "survival: C-index on the server's validation set")
 def validation_concordance(view: CohortView) -> Floats:
     """Harrell's C-index of the client's model on the server's test set: how often it orders two patients rightly."""
-    return _figure("VC", view, "c_index", "the order of times to an event, and this data has none", "VP, VE")
+    return _tested("VC", view).errors["c_index"]
 
 
 @_on_test_set("VM", "segmentation", "segmentation: mean Dice on the server's validation set")
 def validation_dice(view: CohortView) -> Floats:
     """Mean Dice of the client's model on the server's test set: how well its masks cover the true ones."""
-    return _figure("VM", view, "dice", "masks, and this data has none", "VP, VE")
+    return _tested("VM", view).errors["dice"]
 
 
 @_on_test_set("VL", "multi-label", "several labels: macro F1 on the server's validation set")
 def validation_labels(view: CohortView) -> Floats:
     """Macro F1 over the labels on the server's test set: a rare label counts like a common one."""
-    return _figure("VL", view, "macro_f1", "several labels of a row, and this data has none", "VP, VE")
+    return _tested("VL", view).errors["macro_f1"]
 
 
 # ---------------------------------------------------------------- the loss that adapts (lines 10-12)
@@ -241,24 +238,3 @@ class Barron(FixedBarron, named="barron"):
         if self.adapt_scale and math.isfinite(mae) and mae > 0:
             scale = min(scale, NORMAL_RATIO * mae)
         return LossState("barron", shape=barron_shape(rmse, mae, self.lowest), scale=scale)
-
-
-@dataclass(frozen=True)
-class LossRule:
-    """Decides which loss the clients use next: the one named, or one that adapts as settings say."""
-
-    name: str = "auto"
-    settings: LossSettings | None = None
-
-    @property
-    def adapts(self) -> bool:
-        """Whether `after` needs the server's test of the new model."""
-        return self.settings is not None and self.settings.adapts
-
-    def first(self) -> LossState:
-        """Return the loss of the first round."""
-        return LossState(self.name) if self.settings is None else self.settings.first(self.name)
-
-    def after(self, loss: LossState, test: ServerTest) -> LossState:
-        """Return the loss of the next round, from how the new model does on the server's test set."""
-        return loss if self.settings is None else self.settings.after(loss, test)
