@@ -267,8 +267,6 @@ def test_what_a_section_stands_for(fields: dict[str, object], robust: bool, shar
         ({"rule": "clip", "mix": True, "steps": 2}, ["steps", "clip", "geometric-median"]),
         ({"rule": "clip", "radius": 1.0, "smooth": 0.5}, ["radius", "quantile or smooth"]),
         ({"rule": "clip", "radius": 1.0, "quantile": 0.5}, ["radius", "quantile or smooth"]),
-        ({"rule": "median", "buckets": 2}, ["buckets", "removed", "mix = true"]),
-        ({"rule": "flame"}, ["rule", "'flame' was removed", "Use spectral"]),
     ],
 )
 def test_parameters_that_do_not_go_together_are_refused(fields: dict[str, object], parts: list[str]) -> None:

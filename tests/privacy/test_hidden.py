@@ -186,7 +186,6 @@ COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
         ({"central": CENTRAL, "aggregation": {}}, "central: given together with aggregation"),
         ({"central": {"clip": 1.0}}, "central.noise: missing, and so is budget.epsilon"),
         ({"local": {"clip": 1.0}}, "local.noise: missing, and so is budget.epsilon"),
-        ({"local": {"clip": 1.0}, "budget": {"accountant": "pld"}}, "budget.accountant: was removed after 0.2"),
         ({"local": CENTRAL, "criteria_noise": 1.0}, "criteria_noise: given, but criteria are not charged"),
         (
             {"local": CENTRAL, "criteria": "public", "criteria_bounds": {"DS": 1.0}},
@@ -239,10 +238,6 @@ def test_the_model_is_the_weighted_mean_of_those_who_stayed():
     [
         ({"kind": "ckks", "threshold": 0.9}, "threshold: given with kind = 'ckks'; allowed only with secure"),
         ({"kind": "ckks", "bits": 32}, "bits: given with kind = 'ckks'; allowed only with secure"),
-        (
-            {"kind": "paillier", "key_bits": 3072},
-            "kind: 'paillier' was removed. Write kind = 'secure' or kind = 'ckks'",
-        ),
         ({"threshold": 0.5}, "threshold"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, draw, few_histories, slow_draw, slow_round, start, word
 
 from steelyard.recommend.compiled import distinct_rows, draw_triples, local_pass, sent_positives, sequential_rounds
-from steelyard.recommend.fpl import MODES, FplSettings, Learning, Schedule, initial_table, initial_vector
+from steelyard.recommend.fpl import MODES, Learning, Schedule, initial_table, initial_vector
 from steelyard.recommend.histories import Histories, Triples, round_keys, user_keys
 from steelyard.recommend.interactions import build
 from steelyard.recommend.sparse import PairRows
@@ -249,10 +249,3 @@ def test_an_epoch_visits_every_interaction_about_once_and_oftener_in_the_tables(
     assert mode.schedule(6040, 1_000_209) == Schedule(users, triples, rounds)
     assert mode.schedule(6040, 1_000_209, "tables") == Schedule(users, triples, in_tables)
     assert mode.schedule(100, 10).rounds_per_epoch >= 1
-
-
-# ---------------------------------------------------------------- what computes
-
-
-def test_runs_that_named_an_engine_are_read() -> None:
-    assert FplSettings.model_validate({"engine": "numpy", "factors": 5}) == FplSettings(factors=5)

@@ -67,7 +67,7 @@ def test_headerless_pairs_own_column_names_and_ids_with_leading_zeros(tmp_path: 
         ("bad.tsv", "user\titem\ttime\n1\t2\t2012-04-03\n1\t2\tsoon\n", ["line 3", "time", "'soon'"]),
         ("bad.tsv", "user\titem\n1\t\n", ["line 2", "item", "''"]),
         ("bad.tsv", "", ["empty"]),
-        ("ml.inter", "user_id:token\titem_id:token\n1\t10\n", ["no longer read", "benchmarks.recbole"]),
+        ("ml.inter", "user_id:token\titem_id:token\tr:float\n1\t10\t1\n", ["line 1", "name its user"]),
         ("bad.tsv", "1\t2\n1\t2\t3\t4\n", ["same number of fields"]),
         ("bad.tsv.gz", "not gzip", ["cannot be read"]),
     ],

@@ -26,6 +26,16 @@ from steelyard.weighing.rule import WeighingSettings
         ({"criteria": ["DS", "LD"], "score": "mean"}, "the mean of number of training samples, number of dis", "Σ c_i"),
         ({"criteria": ["DS"], "score": "power", "power": 3}, "number of training samples to the power of 3", "^k"),
         ({"trained_by": "server"}, "no client trains", "none"),
+        (
+            {"criteria": ["DS", "own"], "adjust": {}},
+            "number of training samples first, then own; tests during training choose the order (online)",
+            "DS + DS·own",
+        ),
+        (
+            {"policy": {"name": "feddisco"}},
+            "(the published method feddisco), from number of training samples, KL",
+            "as p",
+        ),
         ({"criteria": ["own"], "bound": 2.0, "max_weight": 0.5}, "own; what clients report is cut at 2 times", "own"),
         ({"criteria": ["DS"], "defence": {"rule": "median"}}, "updates: the weighted median of every parameter", "DS"),
     ],
@@ -51,6 +61,7 @@ def test_whatever_is_registered_brings_its_words() -> None:
 
 def test_the_example_is_what_the_rule_computes() -> None:
     clients = example(WeighingSettings(criteria=("DS", "EQ"), score="mean"))
+    assert list(clients) == ["client A", "client B", "client C"]
     assert [raw for raw, _ in clients.values()] == [[100.0, 1.0], [60.0, 1.0], [30.0, 1.0]]
     assert [weight for _, weight in clients.values()] == pytest.approx(
         [(share + 1 / 3) / 2 for share in (10 / 19, 6 / 19, 3 / 19)]

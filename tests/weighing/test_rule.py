@@ -118,6 +118,7 @@ def test_a_wrong_parameter_is_one_line(given: dict[str, Any], parts: tuple[Any, 
 
 def test_orders_are_written_and_read_and_looked_at_by_prioritized_rules_alone() -> None:
     assert parse_priority(" LD > DS ", ("DS", "LD")) == (1, 0)
+    assert_refused(lambda: parse_priority("LDD>DS", ("DS", "LD")), "priority", "'LDD'", "did you mean 'LD'")
     assert show_priority((1, 0), ("DS", "LD")) == "LD>DS"
     assert {"mean", "owa"} < set(WeighingSettings.model_json_schema()["properties"]["score"]["enum"])
     values = np.array([[0.5, 0.1], [0.2, 0.9]])
@@ -164,6 +165,9 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
         # An order of the recipe's own criteria keeps the order in which they are listed, and is their priority.
         ("LD>MD>DS", {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"}),
         ("server-only", {"trained_by": "server"}),
+        # In any case, and as Flower calls it; a robust rule alone has equal weights.
+        ("ld>DS", {"criteria": ["LD", "DS"]}),
+        ("Krum", {"criteria": ["EQ"], "defence": {"rule": "multi-krum"}, "name": "multi-krum(EQ)"}),
         ("fedavg", {"criteria": ["DS"], "name": "fedavg"}),
         (
             "adafed",
@@ -267,7 +271,7 @@ def test_where_any_criterion_may_be_named_and_a_base_has_no_priority() -> None:
         ("fitted(EQ;steps)", ("steps=10;rate=3;shrink=0",)),
         ("clip(median(EQ))", ("clip(EQ)",)),
         ("fitted(fitted(DS))", ("not fitted",)),
-        ("capped(EQ;steps=2)", ("bound, max_weight, max_shares",)),
+        ("capped(EQ;steps=2)", ("bound, max_weight, max_shares", "floors.CLIENT")),
         ("weighted-mean(DS;LD)", ("weighted-mean(DS=2,LD=1)",)),
         ("choquet(DS,LD)", ("choquet(DS,LD;capacity.toml)",)),
         ("power(VP)^1.2.3", ("a number",)),

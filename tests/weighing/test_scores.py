@@ -128,6 +128,7 @@ def test_choquet_equals_the_integral_over_levels(values: list[float]) -> None:
 def test_quantifiers(name: str, m: int, weights: list[float]) -> None:
     found = scores.quantifier_weights(scores.quantifier_bounds(name), m)
     assert found == pytest.approx(weights, abs=1e-12)
+    assert scores.quantifier_bounds("0.25, 0.5") == (0.25, 0.5)
 
 
 def test_weights_of_criteria_and_ranks_are_shares() -> None:

@@ -7,9 +7,9 @@ candidates of online adjustment) share what does not depend on weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -278,10 +278,6 @@ def spectral(weights: Floats, gram: Floats, share: float) -> Floats:
 # ---------------------------------------------------------------- [weighing.defence]
 
 
-REMOVED = {"flame": "spectral", "centred-clip": "clip or spectral"}
-"""Rules that were there until 0.2, and what to use in their place."""
-
-
 class DefenceSettings(Kinds):
     """[weighing.defence]: how the weighted updates are combined when some clients may be hostile.
 
@@ -308,15 +304,6 @@ class DefenceSettings(Kinds):
     """First replace every update by the mean of its nearest ones, n less the hostile: helps where clients differ."""
     hostile: Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """trimmed-mean, multi-krum, spectral, mix: the share of a cohort that may be hostile. Default 0.3."""
-
-    @classmethod
-    def _chosen(cls, given: Mapping[str, Any]) -> type[Kinds]:
-        rule = given.get("rule")
-        if isinstance(rule, str) and rule in REMOVED:
-            raise UserError(f"rule: '{rule}' was removed after 0.2. Use {REMOVED[rule]}.")
-        if "buckets" in given:
-            raise UserError("buckets: was removed after 0.2. Use mix = true.")
-        return super()._chosen(given)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Annotated, Literal, TypeVar, cast
+
+from pydantic import Field
 
 from steelyard.base.errors import UserError
-from steelyard.privacy.accounting import (
-    Mechanism,
-    Release,
-    Spending,
-    spent,
-)
-from steelyard.privacy.settings import LEAST_DELTA, OWNERS_DELTA, PrivacySettings, check_delta
+from steelyard.base.settings import validated
+from steelyard.privacy.accounting import Mechanism, Release, Spending, spent
+from steelyard.privacy.settings import OWNERS_DELTA, BudgetSettings, Noise, PrivacySettings, check_delta
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,14 @@ class BudgetPlan:
     sampled: str
 
 
+class _Asked(BudgetSettings):
+    noise: Noise | None = None
+    sampling: Annotated[float, Field(gt=0, le=1)]
+
+
+ResultT = TypeVar("ResultT")
+
+
 def plan(
     *,
     epsilon: float | None,
@@ -47,14 +53,8 @@ def plan(
     """Find the least noise for a budget, or, with `noise` given, what it costs."""
     if (epsilon is None) == (noise is None):
         raise UserError("--epsilon, --noise: got both or none of the two; allowed: one of them")
-    if not LEAST_DELTA <= delta < 1:
-        raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
-    if epsilon is not None and not 0 < epsilon <= 1e6:
-        raise UserError(f"--epsilon: got {epsilon:g}; allowed: numbers above 0, up to 1e6")
-    if noise is not None and not 1e-3 <= noise <= 1e6:
-        raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
-    if not 0 < sampling <= 1:
-        raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
+    given = {"epsilon": epsilon, "delta": delta, "noise": noise, "sampling": sampling}
+    _as_options(lambda: validated(_Asked, given, ""))
     if clients is not None and sampling * clients < 1:
         raise UserError(
             f"--sampling: got {sampling:g} of {clients:,} clients, which is less than one client a round; allowed: at "
@@ -67,7 +67,9 @@ def plan(
     def release(z: float) -> Release:
         return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
 
-    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds)
+    found = noise
+    if found is None:
+        found = _as_options(lambda: noise_for(epsilon or 0.0, delta, [(release(1.0), rounds)]))
     return BudgetPlan(
         noise_multiplier=found,
         epsilon=spent({release(found): rounds}, delta),
@@ -80,11 +82,12 @@ def plan(
     )
 
 
-def _noise(epsilon: float, delta: float, release: Release, rounds: int) -> float:
+def _as_options(work: Callable[[], ResultT]) -> ResultT:
+    """Return what the work gives; what is wrong is the option of the field's name."""
     try:
-        return noise_for(epsilon, delta, [(release, rounds)])
+        return work()
     except UserError as error:
-        raise UserError(f"--{error}") from None  # what is wrong is the option of that name
+        raise UserError(f"--{error}") from None
 
 
 def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,13 +38,6 @@ class AggregationSettings(Section):
     largest_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """A client sends nothing where its share of the weight would be larger: a sum that is nearly one update does not
     hide it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _kept(cls, given: object) -> object:
-        if isinstance(given, Mapping) and cast("Mapping[str, object]", given).get("kind") == "paillier":
-            raise UserError("kind: 'paillier' was removed. Write kind = 'secure' or kind = 'ckks', without key_bits")
-        return cast("object", given)
 
     @model_validator(mode="after")
     def _fits(self) -> AggregationSettings:
@@ -91,16 +83,6 @@ class BudgetSettings(Section):
     """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
     delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
     """δ of the guarantee; below one over the number of clients, unless privacy.accept_large_delta says otherwise."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_accountant(cls, given: object) -> object:
-        if isinstance(given, Mapping) and "accountant" in given:
-            raise UserError(
-                "accountant: was removed after 0.2. Rounds are added up by privacy loss distributions (pld). Delete "
-                "the field"
-            )
-        return cast("object", given)
 
 
 class CentralSettings(Section):

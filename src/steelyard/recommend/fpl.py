@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from steelyard.base.randomness import generator
 from steelyard.base.settings import Section
@@ -185,12 +185,6 @@ class FplSettings(Section):
     """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
     threads: int = Field(default=2, ge=1, le=1024)
     """Threads of the simulation; they do not change the result."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_versions(cls, given: object) -> object:
-        """Read runs of versions that had a choice of engines; they differ in the rounding of sums."""
-        return {name: value for name, value in given.items() if name != "engine"} if isinstance(given, dict) else given
 
     @property
     def flags(self) -> Mode | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -343,7 +342,6 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 """Names under which a header may give a column; compared in lower case."""
 EXPECTED = "interactions, with the same number of fields on each line (.dat, .data, .tsv or .csv, plain or .gz)"
 _ORDER = ("user", "item", "rating", "time")
-_RECBOLE = re.compile(r"\w+:(token|float)(_seq)?")
 _FOURSQUARE = "%a %b %d %H:%M:%S %z %Y"
 
 
@@ -399,22 +397,12 @@ class Table:
         raise UserError(f"{self.path}: line {row + self.first_line}: {name} is {value!r}; allowed: {allowed}{hint}")
 
 
-def read_rows(
-    path: Path, expected: str, separator: str | None = None, *, columns: int | None = None, strip: bool = True
-) -> pd.DataFrame:
-    """Return a file's cells as `read_cells` does; RecBole's own form, `name:type` in the first line, is refused."""
-    cells = read_cells(path, expected, separator, columns=columns, strip=strip)
-    if any(_RECBOLE.fullmatch(str(cell).strip()) for cell in cells.iloc[0]):
-        raise UserError(f"{path}: RecBole's files are no longer read. Run: python -m benchmarks.recbole {path} OUT.tsv")
-    return cells
-
-
 def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
     """Return a file's columns as text; use `read` unless you need the raw text.
 
     `columns` maps any of user, item, rating and time to the header's own names.
     """
-    cells = read_rows(path, EXPECTED, strip=False)
+    cells = read_cells(path, EXPECTED, strip=False)
     if cells.shape[1] == 1:
         first = str(cells.iloc[0, 0])
         raise UserError(f"{path}: line 1 is {first[:60]!r}; allowed separators: tab, '::', comma, ';', '|'")
@@ -483,7 +471,7 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
     A first line that names an item column is a header. Use it for what is known of items rather than of interactions.
     """
     path = Path(path)
-    cells = read_rows(path, "one item on each line")
+    cells = read_cells(path, "one item on each line")
     plain = [str(cell).lower() for cell in cells.iloc[0]]
     headed = any(name in KNOWN["item"] for name in plain)
     rows, header = (cells.iloc[1:], plain) if headed else (cells, [])

@@ -56,8 +56,10 @@ def _tested(name: str, view: CohortView) -> ServerTest:
     """Return the test of every client's model; data of another task than the criterion's are refused."""
     test = view.validation
     # Data from memory says what it is only when it is there, too late for the check of what criteria need.
-    other = next((task for figure, task in _TOLD_BY.items() if figure in test.errors), "regression")
-    check(get(name), Capabilities("this data", task="classes" if test.f1.shape[1] else other))
+    kind: NeededTask = "classes" if test.f1.shape[1] else "regression"
+    for figure, task in _TOLD_BY.items():
+        kind = task if figure in test.errors else kind
+    check(get(name), Capabilities("this data", task=kind))
     return test
 
 

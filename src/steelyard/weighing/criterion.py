@@ -372,10 +372,7 @@ def _registering(
     expect(where, name, str, f'{where}("NAME"), with the name of the criterion in parentheses')
     expect(f"{where}: description", description, str, "text")
     for keyword in unknown:
-        need = {"needs_training": "slopes"}.get(keyword, keyword.removeprefix("needs_"))
-        known = listed(["description", "needs", *given])
-        allowed = f"needs=Needs({need}=...)" if keyword.startswith("needs_") else known
-        raise UserError(f"{where}: {keyword}: unknown argument; allowed: {allowed}")
+        raise UserError(f"{where}: {keyword}: unknown argument; allowed: {listed(['description', 'needs', *given])}")
     expect(f"{where}: needs", needs, Needs, "Needs(...), such as needs=Needs(labels=True)")
     claims = {"uses_claims": True} if needs.label_counts or needs.first_losses else {}
 

@@ -27,6 +27,7 @@ from steelyard.weighing.cohort import CohortView as CohortView
 from steelyard.weighing.cohort import Memory as Memory
 from steelyard.weighing.criterion import NEEDS, NO_NEEDS
 from steelyard.weighing.criterion import Needs as Needs
+from steelyard.weighing.weights import cut_where
 from steelyard.weighing.weights import to_weights as to_weights
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def needs_of(made: type[Policy]) -> list[str]:
     every: list[Needs] = [made.needs, *(registry.get(name).needs for name in made.criteria)]
     found = [word for need, (word, _) in NEEDS.items() if word and any(getattr(needs, need) for needs in every)]
     tasks = {needs.task for needs in every if needs.task is not None}
-    return [*found, *(f"a task with {task}" if task == "classes" else f"a {task}" for task in sorted(tasks))]
+    return [*found, *(f"a task with {task}" for task in sorted(tasks))]
 
 
 # ---------------------------------------------------------------- steps that policies take over weights
@@ -262,13 +263,8 @@ def nearest_shares(values: Floats, low: float = 0.0, high: float = 1.0) -> Float
     count = len(values)
     if low * count >= 1 or high * count <= 1:
         return np.full(count, 1.0 / count)
-    # Σ clip(x − τ, l, h) falls with τ in straight pieces that meet at x − l and x − h.
-    edges = np.unique(np.concatenate([values - high, values - low]))
-    sums = np.array([np.clip(values - edge, low, high).sum() for edge in edges])
-    piece = int(np.clip(np.searchsorted(-sums, -1.0), 1, len(edges) - 1))
-    middle = (edges[piece - 1] + edges[piece]) / 2
-    free = (values - middle > low) & (values - middle < high)
-    found = np.clip(values - middle, low, high)
+    edges = np.concatenate([low - values, high - values])
+    found, free = cut_where(lambda added: values + added, edges, low, high, 1.0)
     if free.any():
         found[free] = values[free] + (1.0 - found[~free].sum() - values[free].sum()) / free.sum()
     return np.clip(found, low, high)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from steelyard.base.errors import UserError
@@ -116,17 +117,27 @@ def limited(weights: Floats, low: Floats | float = 0.0, high: Floats | float = 1
 
 def _scaled(weights: Floats, lows: Floats, highs: Floats, total: float) -> Floats:
     """Return min(h, max(l, s·w)) for the s at which the sum, which grows with s in straight pieces, is the total."""
-    edges = np.unique(np.concatenate([[0.0], lows / weights, highs / weights]))
-    sums = np.array([np.clip(edge * weights, lows, highs).sum() for edge in edges])
-    piece = int(np.clip(np.searchsorted(sums, total), 1, len(edges) - 1))
-    middle = edges[piece - 1] + (edges[piece] - edges[piece - 1]) / 2
-    free = (middle * weights > lows) & (middle * weights < highs)
-    cut = np.clip(middle * weights, lows, highs)
+    edges = np.concatenate([[0.0], lows / weights, highs / weights])
+    cut, free = cut_where(lambda factor: factor * weights, edges, lows, highs, total)
     if not free.any():
         return cut
     # Shares first: a factor s overflows where all that is free are weights near the smallest numbers.
     cut[free] = weights[free] / weights[free].sum() * (total - cut[~free].sum())
     return np.clip(cut, lows, highs)
+
+
+def cut_where(
+    at: Callable[[float], Floats], edges: Floats, low: Floats | float, high: Floats | float, total: float
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return clip(at(t), l, h) within the straight piece of t in which its sum, which grows, becomes the total.
+
+    And which of the numbers are not cut there; pieces meet at the edges.
+    """
+    edges = np.unique(edges)
+    sums = np.array([np.clip(at(edge), low, high).sum() for edge in edges])
+    piece = int(np.clip(np.searchsorted(sums, total), 1, len(edges) - 1))
+    found = at(edges[piece - 1] + (edges[piece] - edges[piece - 1]) / 2)
+    return np.clip(found, low, high), (found > low) & (found < high)
 
 
 # ---------------------------------------------------------------- bounds, caps and floors

@@ -14,7 +14,7 @@ from typing import Any
 
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.settings import read_named, read_value
-from steelyard.defence.robust import REMOVED, DefenceSettings
+from steelyard.defence.robust import DefenceSettings
 from steelyard.weighing import scores
 from steelyard.weighing.fact import FACT, read_fact
 from steelyard.weighing.policy import known as policies
@@ -221,7 +221,7 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return {"policy": read_named(word, frame.option)}
     if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
         return _fitted(wrapped[1].strip(), frame)
-    if defended := re.fullmatch(rf"({'|'.join((*DefenceSettings.kinds, *REMOVED, 'capped'))})\((.*)\)", word):
+    if defended := re.fullmatch(rf"({'|'.join((*DefenceSettings.kinds, 'capped'))})\((.*)\)", word):
         return _defended(defended[1], defended[2].strip(), frame)
     if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
         return _normalised(divided[1], divided[2], frame)

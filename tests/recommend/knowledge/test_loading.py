@@ -112,7 +112,7 @@ def test_features_of_another_data_set_come_over_the_entity() -> None:
         ({"path": "t.tsv", "format": "kgflex"}, ["predicates", "'kgflex'"]),
         ({"path": "t.tsv", "format": "map", "columns": {"a": 1}}, ["columns", "'map'"]),
         ({"path": "t.tsv", "format": "owl"}, ["format", "'owl'"]),
-        ({"path": "t.tsv", "format": "recbole"}, ["format", "no longer read", "benchmarks.recbole"]),
+        ({"path": "t.tsv", "format": "recbole"}, ["format", "attributes"]),
     ],
 )
 def test_sources_that_do_not_fit_are_refused(fields: dict[str, Any], parts: list[str]) -> None:

@@ -158,7 +158,6 @@ no_columns = partial(read_attributes, columns={})
             ("not packed", rdf.read_rdf, "g.nt.gz", "no gzip", ["cannot be read"]),
             ("a short line", read_triples, "t.tsv", "a\tp\tb\nc\td\n", ["line 2", "empty cell"]),
             ("nothing", read_triples, "t.tsv", "\n", ["the file is empty"]),
-            ("RecBole", read_triples, "d.kg", "tail_id:token\thead_id:token\tr:token\n", ["benchmarks.recbole"]),
             ("no item before", read_map, "map.tsv", "7\t1\n\t3\n", ["line 2", "'3'"]),
             ("no header", no_columns, "a.csv", "a,b,c\n", ["3 columns", "{genre = 3}"]),
             ("titles alone", no_columns, "a.csv", "item,title\nx,1\n", ["no column of attributes", "item, title"]),

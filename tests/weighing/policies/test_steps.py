@@ -81,6 +81,9 @@ def test_nvflare_adaptive_keeps_its_bounds() -> None:
     assert not np.allclose(inside, free)
     found = weighed(NvflareAdaptive(**open_gates, most=1.0, **bounds), cohort(counts=SKEWED))
     assert found == pytest.approx(inside, abs=1e-12)
+    # Sizes of 0.6, 0.3 and 0.1, half corrected, are beyond them too.
+    half = weighed(NvflareAdaptive(**open_gates, most=0.5, **bounds), cohort(counts=SKEWED))
+    assert (half.min(), half.max()) == pytest.approx((0.2, 0.42), abs=1e-12)
 
 
 def test_fedce_takes_a_new_client_for_one_more_of_equal_weight() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from steelyard.base.errors import UserError, counted, listed
 from steelyard.base.marks import DataFile
@@ -52,15 +51,6 @@ class SourceSettings(Section):
     """Names of entities or objects for people: id in the first column, name in the last."""
     columns: dict[str, str | int] = Field(default_factory=dict)
     """For "attributes": column of each attribute (header name, or number from 1), and of the `item`."""
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _converted(cls, value: object) -> object:
-        if value == "recbole":
-            raise PydanticCustomError(
-                "plain", "a file of triples; RecBole's are no longer read. Run: python -m benchmarks.recbole IN OUT.tsv"
-            )
-        return value
 
 
 class KnowledgeSettings(Section):

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, brief, listed
-from steelyard.data.tables import read_text
-from steelyard.recommend.interactions import KNOWN, Codes, column_at, item_column, numbered, read_rows
+from steelyard.data.tables import read_cells, read_text
+from steelyard.recommend.interactions import KNOWN, Codes, column_at, item_column, numbered
 from steelyard.recommend.knowledge.graph import Texts, Triples
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def read_attributes(path: Path, columns: Mapping[str, str | int] | None = None) 
     `columns` maps the name of an attribute to its column (a header's name, or a number from 1), and `item` to the
     item's. Without it, all columns of a header but titles and the like count, and what MovieLens is known to have.
     """
-    cells = read_rows(path, EXPECTED)
+    cells = read_cells(path, EXPECTED)
     if _is_u_item(cells) and not columns:
         return _marked(cells)
     header = [str(cell) for cell in cells.iloc[0].tolist()]
@@ -199,7 +199,7 @@ _MOST_HOPS = 9
 
 def read_triples(path: Path) -> Triples:
     """Read a table of triples, such as the edge lists that go with many data sets; .gz is unpacked."""
-    cells = read_rows(path, TRIPLES, "\t", columns=3)
+    cells = read_cells(path, TRIPLES, "\t", columns=3)
     cells, first = _below(cells, _SUBJECTS)
     no_empty(path, cells, TRIPLES, first)
     subjects, predicates, objects = ([bare(text) for text in cells[column].tolist()] for column in range(3))
@@ -222,7 +222,7 @@ def read_map(path: Path) -> FeatureTable:
 def read_ids(path: Path, predicates: Path) -> FeatureTable:
     """Read both files; objects keep their ids unless a table of names is given beside."""
     chains = read_mapping(predicates)
-    cells = read_rows(path, IDS, "\t", columns=3)
+    cells = read_cells(path, IDS, "\t", columns=3)
     no_empty(path, cells, IDS)
     ids = list(chains)
     chain = numbered(cells[1].to_numpy(dtype=object), ids)
@@ -235,7 +235,7 @@ def read_ids(path: Path, predicates: Path) -> FeatureTable:
 
 def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the predicate chain of each predicate id; `~` joins the hops."""
-    cells = read_rows(path, MAPPING, "\t", columns=3)
+    cells = read_cells(path, MAPPING, "\t", columns=3)
     no_empty(path, cells, MAPPING)
     found: dict[str, tuple[str, ...]] = {}
     for line, (text, name, hops) in enumerate(cells.itertuples(index=False), 1):
@@ -289,7 +289,7 @@ def read_pairs(path: Path, expected: str, header: Collection[str] = ()) -> tuple
 
     The first line is a header if it names its first column as one of `header`.
     """
-    cells = read_rows(path, expected)
+    cells = read_cells(path, expected)
     if cells.shape[1] < 2:
         raise UserError(f"{path}: {cells.shape[1]} column; expected {expected}")
     cells, first = _below(cells.iloc[:, [0, -1]], header)

@@ -90,7 +90,7 @@ class NvflareAdaptive(Policy):
         if blend == 0:
             return shares
         raw = sizes**self.gamma * represents**self.beta * np.exp(self.fairness * (shrunk.max() - shrunk))
-        raw = raw * _quality(measures["LB"] - measures["LA"]) ** self.delta if self.delta else raw
+        raw = raw * _quality(measures["LB"] - measures["LA"]) ** self.delta
         target = nearest_shares(raw / raw.sum(), self.least_weight, self.most_weight)
         return nearest_shares((1 - blend) * shares + blend * target, self.least_weight, self.most_weight)
 
