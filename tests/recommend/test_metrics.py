@@ -227,14 +227,14 @@ def test_repeated_training_rows_count_once_for_parity_and_each_for_popularity():
     base = truth(["a1", "a1", "a1", "a2", "b1"], ["a3"], users="ab", items="123")
     assert base.popularity.tolist() == [4, 1, 0]
     assert base.short_head.tolist() == [True, False, False]
-    assert base.train_in_head.tolist() == [1, 1]
-    assert base.train_in_tail.tolist() == [1, 0]
+    assert base.distinct_train(base.short_head).tolist() == [1, 1]
+    assert base.distinct_train(~base.short_head).tolist() == [1, 0]
 
 
 def test_without_training_there_is_no_head():
     base = truth([], ["a1"])
     assert base.short_head.tolist() == [False] * 6
-    assert base.train_in_tail.tolist() == [0, 0, 0]
+    assert base.distinct_train(~base.short_head).tolist() == [0, 0, 0]
 
 
 def test_categories_by_name():

@@ -86,11 +86,11 @@ def test_a_part_is_asked_for_once_and_one_that_is_not_there_is_named() -> None:
         assert_refused(lambda ask=ask: ask(ones), "weighing", "no single models")
     hidden = CohortView.of(updates(payload=TableChange(2, torch.zeros(3))), START, WithRows(first_number))
     assert_refused(lambda: hidden.validation, "weighing", "no single models")
-    for need, words in (("label_counts", "how many samples of each class"), ("first_losses", "the loss of the model")):
+    for need, words in (("label_counts", "label counts, and this cohort"), ("first_losses", "losses before training")):
         criterion = Criterion(
             name="X", measured_by="server", measure=lambda view: np.ones(3), needs=Needs(**{need: True})
         )
-        assert_refused(lambda c=criterion: c.on_server(hidden), "criterion X", words)
+        assert_refused(lambda c=criterion: c.on_server(hidden), "X looks at", words)
         told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, WithRows(first_number))
         assert criterion.on_server(told).tolist() == [1, 1, 1]
 

@@ -62,7 +62,7 @@ def test_measures_by_hand() -> None:
     labels = [number % 7 for number in range(builtin.FEW_LABELS + 1)]
     assert get("LD").on_client(local(labels)) == get("LD").on_client(local(labels[:-1])) == 7, "many as few"
     for classes in (0, 3):
-        assert_refused(lambda c=classes: get("CB").on_client(local([0, 1], c)), "CB", classes or "none", "2 classes")
+        assert_refused(lambda c=classes: get("CB").on_client(local([0, 1], c)), "CB", classes or "no classes", "2 classes")
     assert get("CB").on_client(local([0, 0], 1)) == 0
 
 
@@ -71,7 +71,7 @@ def test_a_criterion_of_marks_is_their_mean(name: str, mark: str) -> None:
     assert get(name).on_client(local([0, 1, 1, 0], marks={mark: np.array([1.0, 0.0, 0.5, 1.0])})) == 0.625
     assert get(name).on_client(local([], marks={mark: np.zeros(0)})) == 0.0
     assert get(name).refusal(1.5) is not None
-    assert_refused(lambda: get(name).on_client(local([0])), name, f"'{mark}'")
+    assert_refused(lambda: get(name).on_client(local([0])), name, f"marked {mark}")
 
 
 def test_label_entropy_by_hand_and_of_many_clients() -> None:

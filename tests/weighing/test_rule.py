@@ -173,7 +173,7 @@ def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None
             "adafed",
             {"criteria": ["VP"], "when_zero": "keep", "name": "adafed", "loss": {"adapt": "class-f1"}},
         ),
-        ("budget(20)", OWN | {"adjust": {"strategy": "online", "budget": 20}, "name": "budget(20)"}),
+        ("online@20", OWN | {"adjust": {"strategy": "online", "budget": 20}}),
         (
             "bandit-apart(VP>LD)@12",
             {"criteria": ["VP", "LD"], "adjust": {"strategy": "bandit", "budget": 12, "report": "apart"}},

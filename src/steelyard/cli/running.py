@@ -123,7 +123,7 @@ def compare(
         typer.Option(
             "--rules",
             help='Rules, with commas or one by one: DS, "LD>DS>MD", online, "online(LD>DS)", greedy, bandit, '
-            '"budget(20)", fedavg, adafed, mean, recipe, "feddisco(a=0.5)" and other policies, all (every policy '
+            'fedavg, adafed, mean, recipe, "feddisco(a=0.5)" and other policies, all (every policy '
             "once). Default: each criterion, all orders of up to three, online.",
         ),
     ] = None,

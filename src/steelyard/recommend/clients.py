@@ -390,6 +390,3 @@ class RecommendClients(Clients):
             "threads": str(self.threads),
         }
         return facts | {f"traffic {name}": str(kept) for name, kept in self._traffic.items()}
-
-    def close(self) -> None:
-        self._keys.clear()

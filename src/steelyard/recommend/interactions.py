@@ -261,19 +261,19 @@ def temporal(data: Interactions, share: float = 0.2) -> Split:
 
     Use it by default: it asks for what a user took later, given what she took before (thesis §4.5.3, share 0.2).
     """
-    if data.time is None:
-        raise UserError("split: got 'temporal', but the data has no time column; allowed: random, shuffled")
-    counts = data.per_user()
-    held = (counts * _share(share)).astype(np.int64)
-    return by_flag(data, _rank(data, -data.time) < held[data.user])
+    return _latest(data, "temporal", (data.per_user() * _share(share)).astype(np.int64))
 
 
 def newest(data: Interactions, count: int = 1) -> Split:
     """Test on each user's newest `count` interactions (leave-one-out); users with no more than that are not tested."""
-    if data.time is None:
-        raise UserError("split: got 'newest', but the data has no time column; allowed: random, shuffled")
     counts = data.per_user()
-    held = np.where(counts > count, count, 0)
+    return _latest(data, "newest", np.where(counts > count, count, 0))
+
+
+def _latest(data: Interactions, split: str, held: Codes) -> Split:
+    """Test on so many of each user's latest rows."""
+    if data.time is None:
+        raise UserError(f"split: got '{split}', but the data has no time column; allowed: random, shuffled")
     return by_flag(data, _rank(data, -data.time) < held[data.user])
 
 

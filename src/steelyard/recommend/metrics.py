@@ -100,17 +100,8 @@ class GroundTruth:
             head[order[: int(np.argmax(reached)) + 1]] = True
         return head
 
-    @cached_property
-    def train_in_head(self) -> Codes:
-        """Number of distinct short-head items in each user's training set."""
-        return self._distinct_train(self.short_head)
-
-    @cached_property
-    def train_in_tail(self) -> Codes:
-        """Number of distinct long-tail items in each user's training set."""
-        return self._distinct_train(~self.short_head)
-
-    def _distinct_train(self, group: Flags) -> Codes:
+    def distinct_train(self, group: Flags) -> Codes:
+        """Return how many distinct items of a group each user has in her training set."""
         inside = group[self.train_item]
         pairs = np.unique(self.train_user[inside] * self.items + self.train_item[inside])
         return np.bincount(pairs // max(self.items, 1), minlength=self.users)
@@ -366,8 +357,8 @@ class PopRSP(Metric):
     def __call__(self, view: View) -> float:
         truth, listed = view.truth, view.shown.any(axis=1)
         head_size = int(truth.short_head.sum())
-        head_unseen = int((head_size - truth.train_in_head[listed]).sum())
-        tail_unseen = int((truth.items - head_size - truth.train_in_tail[listed]).sum())
+        head_unseen = int((head_size - truth.distinct_train(truth.short_head)[listed]).sum())
+        tail_unseen = int((truth.items - head_size - truth.distinct_train(~truth.short_head)[listed]).sum())
         head = int(_in_group(view, head=True).sum())
         tail = int(_in_group(view, head=False).sum())
         return _unevenness((head, head_unseen), (tail, tail_unseen))

@@ -218,18 +218,11 @@ class Criterion(Section):
 
     def on_client(self, local: LocalData) -> float:
         """Take a client-side measure as a number; booleans become 0 or 1."""
-        needed = self.needs.classes
-        # Fewer are no fault: a device that holds one class only may not know of the other.
-        if needed is not None and not 0 < local.classes <= needed:
-            raise UserError(
-                f"criterion {self.name}: is for {needed} classes, and this data has {local.classes or 'none'}; "
-                f"allowed: data with {needed} classes"
-            )
-        for mark in self.needs.marks:
-            if mark not in local.marks:
-                raise UserError(
-                    f"criterion {self.name}: this data has no mark '{mark}'; allowed: a source with that mark"
-                )
+        needed, classes = self.needs.classes, local.classes
+        if needed is not None or self.needs.marks:
+            # Fewer classes are no fault: a device that holds one class only may not know of the other.
+            known = needed if needed is not None and 0 < classes < needed else classes
+            check(self, Capabilities("this data", classes=known, marks=frozenset(local.marks)))
         return float(self.measure(local))  # type: ignore[arg-type]
 
     def taken(self, local: LocalData) -> tuple[float, str | None]:
@@ -248,14 +241,8 @@ class Criterion(Section):
 
     def on_server(self, view: CohortView) -> Floats:
         """Take a server-side measure of the whole cohort: one number for each client."""
-        for need, sent, what in (
-            (self.needs.label_counts, view.label_counts, "how many samples of each class they have"),
-            (self.needs.first_losses, view.first_losses, "the loss of the model they received"),
-        ):
-            if need and sent is None:
-                raise UserError(
-                    f"criterion {self.name}: clients do not send {what}; allowed: criteria that do not need it"
-                )
+        counts, losses = view.label_counts is not None, view.first_losses is not None
+        check(self, Capabilities("this cohort", label_counts=counts, first_losses=losses))
         try:
             found = np.array(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
         except UserError:

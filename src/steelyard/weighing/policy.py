@@ -232,9 +232,9 @@ def needs_of(made: type[Policy]) -> list[str]:
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015, Algorithm 1) on a few numbers, as torch.optim.Adam takes its steps."""
+    """Adam (Kingma and Ba 2015, Algorithm 1) in double precision, as torch.optim.Adam takes its steps."""
 
-    def __init__(self, size: int, betas: tuple[float, float]) -> None:
+    def __init__(self, size: int | tuple[int, ...], betas: tuple[float, float]) -> None:
         self._betas = betas
         self._mean, self._square, self._steps = np.zeros(size), np.zeros(size), 0
 

@@ -28,7 +28,6 @@ WORDS: Mapping[str, str] = {
     "greedy": "the same, which improves an order step by step",
     "bandit": "the same, which tries orders by how they did before",
     "online-apart": "online, where half of the clients choose the order and the others report",
-    "budget(20)": "online with 20 testing rounds",
     "fedavg": "DS alone, under its usual name",
     "adafed": "AdaFed: weights by performance on the server's rows, and a loss that adapts",
     "adafed-weights": "AdaFed without its loss",
@@ -239,8 +238,6 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
     takes = () if scoring is None else scoring.takes
     if (limit and kind.removesuffix("-apart") not in STRATEGIES) or (power and "power" not in takes):
         raise frame.refused(word, _AFTER)
-    if kind == "budget" and inside is not None and inside.isdigit():
-        return {**_ordered(None, frame), "adjust": {"strategy": "online", "budget": int(inside)}, "name": word}
     strategy = kind.removesuffix("-apart")
     if strategy in STRATEGIES:
         adjust: dict[str, Any] = {"strategy": strategy}

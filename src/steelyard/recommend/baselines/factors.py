@@ -19,6 +19,7 @@ from steelyard.recommend.histories import Floats32, Histories, round_keys, user_
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import Csr, ItemFeatures
 from steelyard.recommend.metrics import Floats, Scores
+from steelyard.weighing.policy import Adam
 
 # BPR-MF as the thesis has it: S. Rendle et al., *BPR: Bayesian Personalized Ranking from Implicit Feedback*, 2009. A
 # step draws a user evenly, one of her items and one that she did not take, evenly too, and moves the user's vector,
@@ -192,13 +193,11 @@ class Fcf(Baseline, named="fcf"):
     def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
         taken, weights = matrix(train), (self.confidence, self.decay)
         table = generator(seed, 0, "", "fcf items").normal(0.0, 0.1, (len(train.items), self.factors))
-        first, second = np.zeros_like(table), np.zeros_like(table)
+        adam = Adam(table.shape, (0.9, 0.999))
         for epoch in range(1, self.epochs + 1):
             with doing(f"epoch {epoch} of {self.epochs}"):
                 gradient = item_gradient(taken, table, user_vectors(taken, table, *weights), *weights)
-            first = 0.9 * first + 0.1 * gradient
-            second = 0.999 * second + 0.001 * gradient**2
-            table = table - self.rate * (first / (1 - 0.9**epoch)) / (np.sqrt(second / (1 - 0.999**epoch)) + 1e-8)
+            table = adam.step(table, gradient, self.rate)
         vectors = user_vectors(taken, table, *weights)
         return lambda users: vectors[users] @ table.T
 
