@@ -18,8 +18,8 @@ from steelyard.recommend import interactions
 from steelyard.recommend.baselines import BASELINES, baseline, recommend
 from steelyard.recommend.baselines.factors import BprModel, informed, item_gradient, least_squares, user_vectors
 from steelyard.recommend.baselines.neighbours import Vsm, matrix, tf_idf
-from steelyard.recommend.baselines.networks import MfNetwork, MultiVae, NeuMfNetwork, loss
-from steelyard.recommend.compiled import draw_triples
+from steelyard.recommend.baselines.networks import MultiVae, NeuMfNetwork, loss
+from steelyard.recommend.compiled import draw_triples, pointwise_pass
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.histories import Histories, round_keys, user_keys
 from steelyard.recommend.interactions import build, read
@@ -95,8 +95,14 @@ LEARNERS = ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf", "vsm", "kahfm
 def test_learners_beat_chance(split, kind):
     # Two of the twelve items left of a user's own taste are in her test set; by chance it is two of 32.
     # NeuMF begins near 0 and takes small steps: on 480 rows its default has seen too little.
-    own = {"rate": 0.03, "epochs": 8} if kind == "neumf" else {}
+    own = {"neumf": {"rate": 0.03, "epochs": 8}, "mf": {"rate": 0.1}}.get(kind, {})
     lists, _ = recommend(baseline(kind, own), split.train, 5, features=known(split.train))
+    assert Precision()(GroundTruth.of(split).view(lists, 5)) > 0.12
+
+
+def test_kahfm_learns_with_adam_too(split):
+    adam = baseline("kahfm", {"batch": 32, "rate": 0.03, "epochs": 10, "profile": "last"})
+    lists, _ = recommend(adam, split.train, 5, features=known(split.train))
     assert Precision()(GroundTruth.of(split).view(lists, 5)) > 0.12
 
 
@@ -180,28 +186,41 @@ def test_bpr_mf_takes_the_steps_of_bpr_one_after_the_other():
     np.testing.assert_allclose(model.vectors, vectors, rtol=1e-4, atol=1e-5)
 
 
-def test_kahfm_begins_from_tf_idf_and_means_of_it():
-    # Items 0 and 1 have feature a, item 1 also b, item 2 none; the user took items 0 and 1.
+@pytest.mark.parametrize(("profile", "first"), [("sum", (1 + math.sqrt(0.5)) / 2), ("last", math.sqrt(0.5) / 2)])
+def test_kahfm_begins_from_tf_idf_and_what_a_users_items_come_to(profile: str, first: float):
+    # Items 0 and 1 have feature a, items 1 and 2 feature b; the user took items 0 and 1, in this order.
     train = build(["u", "u", "v"], ["0", "1", "2"])
-    known = features.build(np.array([0, 1, 1]), np.array([0, 0, 1]), 3, ["a", "b"])
-    model = informed(train, known, seed=1, rate=0.1)
-    a, b = math.log(3 / 2), math.log(3)
-    half = 1 / math.sqrt(2)
-    np.testing.assert_allclose(model.table, [[a, 0, 0], [half * a, half * b, 0], [0, 0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(model.vectors, [[(a + half * a) / 2, half * b / 2], [0, 0]], rtol=1e-6)
+    known = features.build(np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), 3, ["a", "b"])
+    model = informed(train, known, seed=1, rate=0.1, profile=profile)
+    half = math.sqrt(0.5)
+    np.testing.assert_allclose(model.table, [[1, 0, 0], [half, half, 0], [0, 1, 0]], rtol=1e-6)
+    np.testing.assert_allclose(model.vectors, [[first, half / 2], [0, 1]], rtol=1e-6)
 
 
-def test_mf_and_neumf_are_the_networks_of_their_papers():
+def test_mf_takes_steps_of_gradient_descent_one_after_the_other():
+    chance = np.random.default_rng(1)
+    users, items = chance.integers(3, size=20), chance.integers(4, size=20)
+    of_users, of_items, mean = chance.normal(size=(3, 3)), chance.normal(size=(4, 3)), 0.2
+    tables = (of_users.astype(np.float32), of_items.astype(np.float32), np.full(1, mean, np.float32))
+    order, rate, decay = chance.permutation(20), 0.1, 0.3
+    pointwise_pass(users, items, *tables, order, 8, np.array([rate, 1 - rate * decay], np.float32))
+    for pair in order:
+        user, item = of_users[users[pair]].copy(), of_items[items[pair]].copy()
+        error = (pair < 8) - 1 / (1 + math.exp(-(mean + user[-1] + item[-1] + user[:-1] @ item[:-1])))
+        of_users[users[pair]] += rate * (error * np.append(item[:-1], 1) - decay * user)
+        of_items[items[pair]] += rate * (error * np.append(user[:-1], 1) - decay * item)
+        mean += rate * (error - decay * mean)
+    for found, expected in zip(tables, (of_users, of_items, [mean]), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_neumf_is_the_network_of_its_authors_program():
     torch.manual_seed(1)
-    plain = MfNetwork(3, 4, 2)
-    plain.user_bias.weight.data.normal_()
-    plain.item_bias.weight.data.normal_()
-    expected = plain.user_bias.weight[1, 0] + plain.item_bias.weight[2, 0] + plain.user.weight[1] @ plain.item.weight[2]
-    assert plain(torch.tensor([1]), torch.tensor([2])).item() == pytest.approx(expected.item())
     model = NeuMfNetwork(3, 4, 2)
     p, q = model.user.weight[1], model.item.weight[2]
     deep = torch.cat([model.deep_user.weight[1], model.deep_item.weight[2]])
-    for layer in (model.layers[0], model.layers[2]):
+    assert [layer.weight.shape for layer in model.layers[::2]] == [(8, 4), (4, 8), (2, 4)]
+    for layer in model.layers[::2]:
         deep = torch.relu(layer.weight @ deep + layer.bias)
     expected = model.out.weight[0] @ torch.cat([p * q, deep]) + model.out.bias[0]
     assert model(torch.tensor([1]), torch.tensor([2])).item() == pytest.approx(expected.item())
@@ -244,7 +263,7 @@ def test_unknown_baselines_and_settings_are_named():
         ("item-knn", {"similarity": "cosin"}, ["similarity", "'cosin'", "'cosine'"]),
         ("popular", {"factors": 3}, ["popular", "factors", "allowed here: none"]),
         ("mf", {"factors": 10_001}, ["factors", "10001", "10000"]),
-        ("mf", {"batch": 0}, ["batch", "0", "1"]),
+        ("neumf", {"batch": 0}, ["batch", "0", "1"]),
         ("fcf", {"rate": 0}, ["rate", "0"]),
         ("svd", {"decay": -1}, ["decay", "-1"]),
     ):

@@ -51,6 +51,18 @@ def test_in_parallel_each_user_pays_for_her_own_distinct_rows():
     assert made.traffic("another rule") == Traffic()
 
 
+def test_an_item_is_sent_as_a_whole_or_triple_by_triple():
+    """Thirty triples of few items: drawn by triple, one item is sent in some of its triples and not in others."""
+    for mask, mixed in (("round", False), ("triple", True)):
+        made = clients(LocalRound(triples=30, mask=mask), 0.5)
+        payload = made.train([task()])[0].payload
+        assert isinstance(payload, PairRows)
+        pairs = list(zip(payload.triples.positives[0].tolist(), payload.sent[0].tolist(), strict=True))
+        answers = {item: {sent for other, sent in pairs if other == item} for item, _ in pairs}
+        assert any(len(found) == 2 for found in answers.values()) is mixed
+        assert 0.3 < payload.sent.mean() < 0.7
+
+
 @pytest.mark.parametrize(("share", "rows"), [(0.0, 1), (1.0, 2)])
 def test_in_sequence_each_user_pays_for_the_rounds_in_which_she_was_drawn(share: float, rows: int):
     """With one triple a round, a user sends the negative's row, and the positive's where π is 1."""

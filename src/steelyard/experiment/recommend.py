@@ -82,6 +82,10 @@ class RecommendDescription(Description):
     def _check_kgflex(self) -> None:
         if self.kgflex is not None and self.knowledge is None:
             raise UserError("kgflex: given without features of items; allowed: with a section [knowledge]")
+        if self.kgflex is not None and self.kgflex.biases == "off" and self.fpl.bias_spread:
+            raise UserError(
+                "kgflex.biases: got 'off' with fpl.bias_spread, which gives biases; allowed: one of the two"
+            )
         if self.central and (self.fpl.decoys or self.fpl.pi < 1 or self.interactions.pi_column is not None):
             raise UserError(
                 "kgflex.batch: given with fpl.pi or decoys, but with all data in one place nothing is sent; allowed: "

@@ -303,8 +303,11 @@ class RecommendClients(Clients):
         """Return the triples that users visit in a round, or in one round each."""
         keys, masks = (self._user_keys(seed, purpose)[users] for purpose in ("triples", "mask"))
         triples = compiled.draw_triples(histories, users, round_keys(keys, round), self.local_round.triples)
-        masks = round_keys(masks, round) if self.local_round.mask == "round" else masks
-        return Turns(seed, users, triples, compiled.sent_positives(masks, self.users.shares[users], triples.positives))
+        masks = masks if self.local_round.mask == "persistent" else round_keys(masks, round)
+        drawn = triples.positives
+        if self.local_round.mask == "triple":
+            drawn = np.tile(np.arange(drawn.shape[1], dtype=drawn.dtype), (len(drawn), 1))
+        return Turns(seed, users, triples, compiled.sent_positives(masks, self.users.shares[users], drawn))
 
     def _user_keys(self, seed: int, purpose: str) -> np.ndarray:
         if (seed, purpose) not in self._keys:

@@ -285,7 +285,8 @@ def _send(keys: Any, shares: Any, positives: Any, sent: Any) -> None:
 def sent_positives(mask_keys: Keys, shares: NDArray[np.float64], positives: Items) -> Flags:
     """Return which positive changes are sent: each item with its user's probability π (Eq. 4.8; step 4 in `fpl`).
 
-    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole. Keys
+    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole; given
+    the numbers of triples in place of items, each is drawn by itself. Keys
     of the round give the thesis' fresh draws; keys that do not change give a fixed choice that no number of rounds
     undoes.
     """
@@ -526,3 +527,29 @@ def sequential_rounds(
     _rounds(blocks_of(width), wide, vectors, *known, _constants(learning, table), losses)
     table[:] = wide[:, :width]
     return losses
+
+
+@loop
+def pointwise_pass(
+    users: Any, items: Any, of_users: Any, of_items: Any, mean: Any, order: Any, wanted: int, constants: Any
+) -> None:
+    """Visit pairs in an order and take a step of gradient descent on the cross-entropy of each; the tables are changed.
+
+    The first `wanted` pairs are wanted, the others are not. Rows end with the bias, which decays like the factors, and
+    so does the `mean` of all.
+    """
+    rate, shrinkage = constants
+    last = of_users.shape[1] - 1
+    for pair in order:
+        user, item = of_users[users[pair]], of_items[items[pair]]
+        score = mean[0] + user[last] + item[last]
+        for f in range(last):
+            score += user[f] * item[f]
+        error = np.float32(pair < wanted) - np.float32(1) / (np.float32(1) + np.exp(-score))
+        step = rate * error
+        for f in range(last):
+            own, other = user[f], item[f]
+            user[f] = shrinkage * own + step * other
+            item[f] = shrinkage * other + step * own
+        user[last], item[last] = shrinkage * user[last] + step, shrinkage * item[last] + step
+        mean[0] = shrinkage * mean[0] + step

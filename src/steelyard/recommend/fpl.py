@@ -180,7 +180,8 @@ class FplSettings(Section):
     pi: Probability = 1.0
     """π: the probability with which a positive item's update is sent; `interactions.pi_column` gives each user hers."""
     mask: MaskKind = "round"
-    """Draw what is sent anew each round, as in the thesis, or once for all ("persistent"), which rounds cannot undo."""
+    """Draw which positive items are sent anew each round, as in the thesis, once for all ("persistent"), which rounds
+    cannot undo, or for each triple, as the authors' program does: an item that comes up twice may be sent once."""
     decoys: float = Field(default=0.0, ge=0, le=100)
     """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
     threads: int = Field(default=2, ge=1, le=1024)

@@ -21,7 +21,7 @@ from steelyard.recommend.metrics import Floats, GroundTruth
 Items = NDArray[np.int32]
 Floats32 = NDArray[np.float32]
 Keys = NDArray[np.uint64]
-MaskKind = Literal["round", "persistent"]
+MaskKind = Literal["round", "persistent", "triple"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 """The users of KGFlex as clients of the loop."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,8 +22,8 @@ NAMES = tuple(f"u{user}" for user in range(USERS))
 SEED, RATE = 5, 0.3
 
 
-def clients(local_round: LocalRound, share: float = 0.5, batch: int | None = None) -> KgflexClients:
-    parts = KgflexParts(few_features(), KgflexSettings(limits=LIMITS, batch=batch))
+def clients(local_round: LocalRound, share: float = 0.5, **more: Any) -> KgflexClients:
+    parts = KgflexParts(few_features(), KgflexSettings(limits=LIMITS, **more))
     return KgflexClients(few_users(share), Learning(RATE, FACTORS), local_round, parts, cutoff=3)
 
 
@@ -68,6 +70,24 @@ def test_a_round_is_that_of_the_equations(in_turn: bool):
     found = updates.payload.combine(first_model(), np.full(USERS, 1 / USERS)).numpy().reshape(FEATURES, -1)
     np.testing.assert_allclose(found, expected, atol=2e-5)
     np.testing.assert_allclose(made.views("EQ", SEED), p, atol=2e-5)
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_ablations_leave_views_or_biases_as_they_began(central: bool):
+    for without in ("views", "biases"):
+        options: dict[str, Any] = {without: "off", "batch": 4 if central else None}
+        made = clients(LocalRound(triples=6, sequential=0 if central else None), **options)
+        before = made.views("EQ", SEED).copy()
+        (updates,) = made.train([task()])
+        moved = updates.payload.combine(first_model(), np.full(USERS, 1 / USERS)) - first_model()
+        moved = moved.reshape(FEATURES, -1).abs().sum(0)
+        if without == "views":
+            assert not before.any()
+            assert not made.views("EQ", SEED).any()
+            assert moved[-1] > 0
+        else:
+            assert (made.views("EQ", SEED) != before).any()
+            assert (moved[-1] == 0, bool(moved[:-1].sum() > 0)) == (True, True)
 
 
 def test_a_view_that_ran_away_is_not_kept():

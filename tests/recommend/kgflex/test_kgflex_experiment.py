@@ -123,6 +123,7 @@ def test_expertise_counts_features_that_chance_does_not_explain():
         ({"knowledge": None}, ["kgflex", "[knowledge]"]),
         ({"kgflex": {"batch": 8}, "fpl": {"pi": 0.5}}, ["kgflex.batch", "fpl.pi"]),
         ({"kgflex": {"batch": 8}, "weighing": {"criteria": ["DS"]}}, ["weighing", "no clients"]),
+        ({"kgflex": {"biases": "off"}, "fpl": {"bias_spread": 0.1}}, ["kgflex.biases", "fpl.bias_spread"]),
         ({"kgflex": None, "weighing": {"criteria": ["EX"]}}, ["EX has no meaning for users"]),
         ({"interactions": {"split": "fixed"}}, ["interactions.split", "'fixed'"]),
     ],

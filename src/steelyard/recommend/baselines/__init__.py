@@ -25,8 +25,8 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 BASELINES: Mapping[str, str] = {
     **dict.fromkeys(("random", "popular", "user-knn", "item-knn", "vsm"), "neighbours"),
-    **dict.fromkeys(("svd", "bpr-mf", "bpr", "kahfm", "fcf"), "factors"),
-    **dict.fromkeys(("mf", "neumf", "vae"), "networks"),
+    **dict.fromkeys(("svd", "mf", "bpr-mf", "bpr", "kahfm", "fcf"), "factors"),
+    **dict.fromkeys(("neumf", "vae"), "networks"),
 }
 """The baselines by name, each with its file in this folder, which is read when one of its baselines is asked for."""
 

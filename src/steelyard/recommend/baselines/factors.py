@@ -1,4 +1,4 @@
-"""Matrix factorisation: BPR-MF, kaHFM, `implicit`'s BPR, SVD, and FCF, which is federated."""
+"""Matrix factorisation: BPR-MF, kaHFM, MF, `implicit`'s BPR, SVD, and FCF, which is federated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from steelyard.base.errors import UserError
 from steelyard.base.logs import doing
 from steelyard.base.randomness import generator, stream_key
 from steelyard.recommend.baselines import Baseline, Count, Rate, Weight, Width
-from steelyard.recommend.baselines.neighbours import matrix
+from steelyard.recommend.baselines.neighbours import Profile, matrix, profiles, tf_idf
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
-from steelyard.recommend.histories import Floats32, Histories, round_keys, user_keys
+from steelyard.recommend.histories import Floats32, Histories, Keys, round_keys, user_keys
 from steelyard.recommend.interactions import Codes, Interactions
-from steelyard.recommend.knowledge.features import Csr, ItemFeatures
+from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.metrics import Floats, Scores
 from steelyard.weighing.policy import Adam
 
@@ -43,20 +43,22 @@ class BprModel:
         self._drawn = np.flatnonzero((sizes > 0) & (sizes < self.histories.catalogue))
         self.epochs = 0
 
+    def turns(self, epoch: int) -> tuple[Codes, Keys]:
+        """Return the user of each step of an epoch, and the key of her draw; as many steps as interactions."""
+        count = self.histories.total if len(self._drawn) else 0
+        turns = generator(self.seed, epoch, "", "bpr-mf turns").integers(max(len(self._drawn), 1), size=count)
+        users = self._drawn[turns]
+        return users, round_keys(self._keys[users], (epoch - 1) * count + np.arange(count))
+
     def epoch(self) -> None:
         """Take as many steps as there are interactions, each on what the one before left."""
         # For speed of start, and in an extra.
         from steelyard.recommend.compiled import draw_triples, sequential_rounds
 
         self.epochs += 1
-        count = self.histories.total
-        if not len(self._drawn):
-            return
-        turns = generator(self.seed, self.epochs, "", "bpr-mf turns").integers(len(self._drawn), size=count)
-        users = self._drawn[turns]
-        keys = round_keys(self._keys[users], (self.epochs - 1) * count + np.arange(count))
+        users, keys = self.turns(self.epochs)
         triples = draw_triples(self.histories, users, keys, 1)
-        everything = np.ones((count, 1), dtype=np.bool_)
+        everything = np.ones((len(users), 1), dtype=np.bool_)
         sequential_rounds(self.table, self.vectors, users, triples, everything, self.learning)
 
     def train(self, epochs: int) -> None:
@@ -75,12 +77,49 @@ class BprMf(Baseline, named="bpr-mf"):
 
     factors: Width = 20
     rate: Rate = 0.05
+    decay: Weight | None = None
+    """λ of users and positive items, a tenth of it for negative ones (chapter 6); default: rate / 20 (chapter 4)."""
     epochs: Count = 50
 
     def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
-        model = BprModel(train, seed, Learning(self.rate, self.factors))
+        user, negative = (None, None) if self.decay is None else (self.decay, self.decay / 10)
+        model = BprModel(train, seed, Learning(self.rate, self.factors, user, user, negative))
         model.train(self.epochs)
         return model.scores
+
+
+# MF is ŷ_ui = σ(μ + b_u + b_i + q_iᵀ p_u), trained pair by pair: S. Rendle, W. Krichene, L. Zhang, J. Anderson, *Neural
+# Collaborative Filtering vs. Matrix Factorization Revisited*, RecSys 2020. An interaction is a 1; so many items drawn
+# evenly from all, hers too, are 0. Steps are those of stochastic gradient descent, and everything decays, biases too.
+
+
+class Mf(Baseline, named="mf"):
+    """MF in the version of Rendle et al.; use it as the thesis' row MF (Tables 6.1 to 6.3)."""
+
+    factors: Width = 16
+    rate: Rate = 0.01
+    decay: Weight = 0.01
+    """λ of factors and biases."""
+    negatives: Count = 4
+    epochs: Count = 50
+
+    def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
+        from steelyard.recommend.compiled import pointwise_pass  # For speed of start, and in an extra.
+
+        chance = generator(seed, 0, "", "mf baseline")
+        count, catalogue = len(train), len(train.items)
+        tables = [np.zeros((rows, self.factors + 1), dtype=np.float32) for rows in (len(train.users), catalogue)]
+        for table in tables:
+            table[:, :-1] = chance.normal(0.0, 0.1, (len(table), self.factors))
+        mean, constants = np.zeros(1, np.float32), np.array([self.rate, 1 - self.rate * self.decay], np.float32)
+        users = np.concatenate([train.user, np.repeat(train.user, self.negatives)])
+        for epoch in range(1, self.epochs + 1):
+            with doing(f"epoch {epoch} of {self.epochs}"):
+                items = np.concatenate([train.item, chance.integers(catalogue, size=self.negatives * count)])
+                order = chance.permutation(len(users))
+                pointwise_pass(users, items, *tables, mean, order, count, constants)
+        of_users, of_items = tables
+        return lambda users: of_users[users, :-1] @ of_items[:, :-1].T + of_items[:, -1]
 
 
 # kaHFM: V. W. Anelli et al., *How to Make Latent Factors Interpretable by Feeding Factorization Machines with Knowledge
@@ -94,30 +133,49 @@ class Kahfm(Baseline, named="kahfm"):
     of_features = True
     rate: Rate = 0.05
     epochs: Count = 30
+    batch: Count | None = None
+    """Steps of Adam on so many triples together, without decay, as the authors' program takes; default: one by one."""
+    profile: Profile = "sum"
 
     def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
-        model = informed(train, self.needed(features), seed, self.rate)
-        model.train(self.epochs)
+        model = informed(train, self.needed(features), seed, self.rate, self.profile)
+        if self.batch is None:
+            model.train(self.epochs)
+        else:
+            _with_adam(model, self.epochs, self.batch)
         return model.scores
 
 
-def informed(train: Interactions, features: ItemFeatures, seed: int, rate: float) -> BprModel:
+def informed(train: Interactions, features: ItemFeatures, seed: int, rate: float, profile: Profile = "sum") -> BprModel:
     """Return BPR-MF before its first step, with a factor for each feature."""
     model = BprModel(train, seed, Learning(rate, features.features))
     items = tf_idf(features)
     sizes = np.maximum(model.histories.sizes, 1)[:, None]
     model.table = np.hstack([items.toarray(), np.zeros((features.items, 1))]).astype(np.float32)
-    model.vectors = (np.asarray((matrix(train) @ items).todense()) / sizes).astype(np.float32)
+    model.vectors = (profiles(train, items, profile).toarray() / sizes).astype(np.float32)
     return model
 
 
-def tf_idf(features: ItemFeatures) -> Csr:
-    """Return 1/√(features of the item) · ln(items / items with the feature) for each feature of each item."""
-    from scipy import sparse  # For speed of start: much of the package needs no SciPy.
+def _with_adam(model: BprModel, epochs: int, batch: int) -> None:
+    """Train with Adam on batches of triples: the loss of a batch is the sum of −ln σ(x̂)."""
+    import torch  # For speed of start: other factors need none.
 
-    rarity = np.log(features.items / np.maximum(features.per_feature(), 1))
-    common = 1.0 / np.sqrt(np.maximum(features.per_item(), 1))
-    return (sparse.diags_array(common) @ features.matrix.astype(np.float64) @ sparse.diags_array(rarity)).tocsr()
+    from steelyard.recommend.compiled import draw_triples
+
+    table, vectors = (torch.from_numpy(each).requires_grad_() for each in (model.table, model.vectors))
+    optimiser = torch.optim.Adam([table, vectors], lr=model.learning.rate, eps=1e-7)
+    for epoch in range(1, epochs + 1):
+        with doing(f"epoch {epoch} of {epochs}"):
+            users, keys = model.turns(epoch)
+            drawn = draw_triples(model.histories, users, keys, 1)
+            for begin in range(0, len(users), batch):
+                part = slice(begin, begin + batch)
+                liked, others = (table[each[part, 0]] for each in (drawn.positives, drawn.negatives))
+                apart = liked - others
+                margins = apart[:, -1] + (apart[:, :-1] * vectors[users[part]]).sum(dim=1)
+                optimiser.zero_grad()
+                torch.nn.functional.softplus(-margins).sum().backward()
+                optimiser.step()
 
 
 # SVD: matrix factorisation of ratings (thesis Eq. 2.4), r̃_ui = μ + b_u + b_i + q_iᵀ p_u. μ is the mean of all ratings,

@@ -21,6 +21,9 @@ from steelyard.recommend.metrics import Floats, Scores
 Similarity = Literal["cosine", "pearson", "jaccard", "euclidean"]
 Ratings = Literal["ones", "kept"]
 Divide = Literal["nothing", "counted", "all"]
+Profile = Literal["sum", "last"]
+"""What a user's TF-IDF profile is of: all of her items, or, as the authors' program has it, of each feature the last of
+her items that has it."""
 
 _BLOCK = 512
 """Rows whose similarities to all others are held at a time."""
@@ -220,20 +223,32 @@ class Vsm(Baseline, named="vsm"):
     """
 
     of_features = True
+    profile: Profile = "sum"
 
     def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
-        from scipy import sparse  # For speed of start: much of the package needs no SciPy.
-
         items = tf_idf(self.needed(features))
-        profiles = sparse.csr_array(matrix(train)).astype(np.float64) @ items
-        lengths = np.sqrt(profiles.multiply(profiles).sum(axis=1))
+        of_users = profiles(train, items, self.profile)
+        lengths = np.sqrt(of_users.multiply(of_users).sum(axis=1))
         by_feature = items.T.tocsr()
 
         def scores(users: Codes) -> Floats:
-            products = np.asarray((profiles[users] @ by_feature).toarray(), dtype=np.float64)
+            products = np.asarray((of_users[users] @ by_feature).toarray(), dtype=np.float64)
             return products / np.maximum(lengths[users], np.finfo(np.float64).tiny)[:, None]
 
         return scores
+
+
+def profiles(train: Interactions, items: Csr, how: Profile) -> Csr:
+    """Return what the items of each user add up to; "last": of the items with a feature the last one alone counts."""
+    from scipy import sparse  # For speed of start: much of the package needs no SciPy.
+
+    if how == "sum":
+        return (sparse.csr_array(matrix(train)).astype(np.float64) @ items).tocsr()
+    taken = items[train.item].tocoo()  # a row for each interaction, in the order of the file
+    cells = train.user[taken.row] * items.shape[1] + taken.col
+    newest = len(cells) - 1 - np.unique(cells[::-1], return_index=True)[1]
+    found = (taken.data[newest], (train.user[taken.row[newest]], taken.col[newest]))
+    return sparse.coo_array(found, shape=(len(train.users), items.shape[1])).tocsr()
 
 
 def tf_idf(features: ItemFeatures) -> Csr:

@@ -1,9 +1,8 @@
-"""Networks: MF and NeuMF, trained pair by pair, and MultiVAE, an autoencoder of whole users with noise in its middle.
+"""Networks: NeuMF, trained pair by pair, and MultiVAE, an autoencoder of whole users with noise in its middle.
 
-MF is ŷ_ui = σ(μ + b_u + b_i + q_iᵀ p_u): S. Rendle et al., *Neural Collaborative Filtering vs. Matrix Factorization
-Revisited*, RecSys 2020. NeuMF puts a product of factors and a small network side by side, ŷ_ui = σ(hᵀ [p_u ⊙ q_i,
-MLP(p'_u, q'_i)]): X. He et al., *Neural Collaborative Filtering*, WWW 2017. Each interaction is a 1, and items drawn
-evenly from those that the user did not take are 0. Trained by cross-entropy with Adam.
+NeuMF puts a product of factors and a small network side by side, ŷ_ui = σ(hᵀ [p_u ⊙ q_i, MLP(p'_u, q'_i)]): X. He et
+al., *Neural Collaborative Filtering*, WWW 2017. Each interaction is a 1, and items drawn evenly from those that the
+user did not take are 0. Trained by cross-entropy with Adam.
 
 In MultiVAE a user's items x (divided by their length) become the mean μ and the variance σ² of a normal z; z becomes a
 share of attention π(z) for each item. Trained to raise
@@ -16,10 +15,12 @@ G. Krishnan, M. D. Hoffman, T. Jebara, *Variational Autoencoders for Collaborati
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from itertools import pairwise
+from typing import Annotated, cast
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 
 from steelyard.base.logs import doing
@@ -32,37 +33,19 @@ from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.metrics import Floats, Scores
 
 
-class MfNetwork(nn.Module):
-    """A product of factors with biases."""
-
-    def __init__(self, users: int, items: int, factors: int) -> None:
-        super().__init__()
-        self.user, self.item = nn.Embedding(users, factors), nn.Embedding(items, factors)
-        self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
-        self.mean = nn.Parameter(torch.zeros(()))
-        for table in (self.user, self.item):
-            nn.init.normal_(table.weight, std=0.1)
-        for table in (self.user_bias, self.item_bias):
-            nn.init.zeros_(table.weight)
-
-    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the logit of each pair."""
-        biases = self.mean + self.user_bias(users).squeeze(-1) + self.item_bias(items).squeeze(-1)
-        return cast(torch.Tensor, biases + (self.user(users) * self.item(items)).sum(dim=-1))
-
-
 class NeuMfNetwork(nn.Module):
-    """The network of the paper: four tables of factors, and layers of 2f, f and f/2 units."""
+    """The network of the authors' program: four tables of factors, and layers of 4f, 2f and f units."""
 
     def __init__(self, users: int, items: int, factors: int) -> None:
         super().__init__()
         self.user, self.item = nn.Embedding(users, factors), nn.Embedding(items, factors)
         self.deep_user, self.deep_item = nn.Embedding(users, factors), nn.Embedding(items, factors)
-        half = max(1, factors // 2)
-        layers = [nn.Linear(2 * factors, factors), nn.ReLU(), nn.Linear(factors, half), nn.ReLU()]
-        self.layers, self.out = nn.Sequential(*layers), nn.Linear(factors + half, 1)
-        for table in (self.user, self.item, self.deep_user, self.deep_item):
-            nn.init.normal_(table.weight, std=0.01)
+        sizes = [2 * factors, 4 * factors, 2 * factors, factors]
+        layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        self.layers, self.out = nn.Sequential(*layers), nn.Linear(2 * factors, 1)
+        for part in self.modules():
+            if isinstance(part, nn.Embedding | nn.Linear):
+                nn.init.xavier_uniform_(part.weight)
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return the logit of each pair."""
@@ -71,21 +54,21 @@ class NeuMfNetwork(nn.Module):
         return cast(torch.Tensor, self.out(torch.cat([product, deep], dim=-1))).squeeze(-1)
 
 
-class _Pairwise(Baseline):
+class NeuMf(Baseline, named="neumf"):
+    """NeuMF; use it as the thesis' row NeuMF (Tables 6.1 to 6.3), which `negatives=0` is: trained on ones alone."""
+
     factors: Width = 16
-    rate: Rate = 0.005
-    decay: Weight = 0.0
+    rate: Rate = 0.001
     epochs: Count = 20
-    negatives: Count = 4
-    batch: Count = 256
-    network: ClassVar[type[MfNetwork] | type[NeuMfNetwork]]
+    negatives: Annotated[int, Field(ge=0, le=1000)] = 4
+    batch: Count = 512
 
     def scores(self, train: Interactions, seed: int, features: ItemFeatures | None = None) -> Scores:
         histories = Histories.of(train)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_key(seed, 0, "", "pointwise baseline"))
-            model = self.network(histories.users, histories.catalogue, self.factors)
-            optimiser = torch.optim.Adam(model.parameters(), lr=self.rate, weight_decay=self.decay)
+            model = NeuMfNetwork(histories.users, histories.catalogue, self.factors)
+            optimiser = torch.optim.Adam(model.parameters(), lr=self.rate)
             for epoch in range(1, self.epochs + 1):
                 with doing(f"epoch {epoch} of {self.epochs}"):
                     self._epoch(model, optimiser, histories, seed, epoch)
@@ -118,19 +101,6 @@ class _Pairwise(Baseline):
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-
-
-class Mf(_Pairwise, named="mf"):
-    """MF in the version of Rendle et al.; use it as the thesis' row MF (Tables 6.1 to 6.3)."""
-
-    network = MfNetwork
-
-
-class NeuMf(_Pairwise, named="neumf"):
-    """NeuMF; use it as the thesis' row NeuMF (Tables 6.1 to 6.3)."""
-
-    rate: Rate = 0.001
-    network = NeuMfNetwork
 
 
 _DROPPED, _RISING = 0.5, 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -129,10 +129,12 @@ def local_pass(
     learning: Learning,
     threads: int = 1,
     own_rate: float | None = None,
+    biases: bool = True,
 ) -> FeaturePass:
     """Let each user visit her triples in order; a user who stands there twice begins anew each time.
 
-    `own_rate` is the step of users' own vectors, the shared rate unless it is given.
+    `own_rate` is the step of users' own vectors, the shared rate unless it is given. Without `biases` no change of them
+    is sent.
     """
     selection, matrix = knowledge.selection, knowledge.items.matrix
     user, positive, negative = learning.decays
@@ -157,7 +159,7 @@ def local_pass(
         values = np.empty_like(shared)
         values[:, :-1] = kept[:, _ON_VIEW, None] * hers
         values[:, :-1] += (kept[:, _ON_SHARED] - kept[:, _DECAY])[:, None] * shared[:, :-1]
-        values[:, -1] = kept[:, _ON_BIAS]
+        values[:, -1] = kept[:, _ON_BIAS] * biases
     told = kept[:, _SENT] > 0
     changes = SparseRows(len(users), owners[told], selection.features[entries[told]], values[told], learning.rate)
     return FeaturePass(entries, vectors, changes, losses)
@@ -183,6 +185,7 @@ def central_epoch(
     seed: int,
     epoch: int,
     own_rate: float | None = None,
+    biases: bool = True,
 ) -> tuple[Floats32, Floats]:
     """Visit as many triples as there are positives; `views` are moved, the new table and users' mean losses returned.
 
@@ -202,7 +205,7 @@ def central_epoch(
     for begin in range(0, count, batch):
         part = slice(begin, begin + batch)
         turns = (drawn[part], triples.select(part), everything[part])
-        done = local_pass(table, views, knowledge, *turns, learning, own_rate=own_rate)
+        done = local_pass(table, views, knowledge, *turns, learning, own_rate=own_rate, biases=biases)
         with np.errstate(over="ignore", invalid="ignore"):
             _add(views, done.entries, done.vectors - views[done.entries])
             _add(table, done.changes.rows, np.float32(learning.rate) * done.changes.values)
@@ -213,12 +216,25 @@ def central_epoch(
 # The clients of the round loop.
 
 
+class Steps(TypedDict):
+    """Which of a model's parts move in a pass, and how far."""
+
+    own_rate: float | None
+    biases: bool
+
+
 @dataclass(frozen=True, eq=False)
 class KgflexParts:
     """What KGFlex needs beside the users: features of all items, and the settings of the selection."""
 
     features: ItemFeatures
     settings: KgflexSettings
+
+    @property
+    def ablated(self) -> Steps:
+        """How views and biases move: without views they have no step, without biases nothing is sent of them."""
+        own_rate = self.settings.own_rate if self.settings.views == "on" else 0.0
+        return {"own_rate": own_rate, "biases": self.settings.biases == "on"}
 
 
 class KgflexClients(RecommendClients):
@@ -270,7 +286,8 @@ class KgflexClients(RecommendClients):
     def _own(self, federation: str, seed: int) -> Floats32:
         if federation not in self._vectors:
             names, selection = self.users.histories.names, self.knowledge(seed).selection
-            self._vectors[federation] = initial_views(seed, names, selection, self.learning.factors)
+            drawn = initial_views(seed, names, selection, self.learning.factors)
+            self._vectors[federation] = drawn if self.parts.settings.views == "on" else np.zeros_like(drawn)
         return self._vectors[federation]
 
     def _in_parallel(
@@ -283,9 +300,8 @@ class KgflexClients(RecommendClients):
 
     def _turn(self, turns: Turns, table: Floats32, vectors: Floats32) -> tuple[SparseRows, Floats32]:
         """Do the local passes of some users on one table; their views are moved, what they send is returned."""
-        known, own_rate = self.knowledge(turns.seed), self.parts.settings.own_rate
-        given = (turns.users, turns.triples, turns.sent, self.learning, self.threads, own_rate)
-        done = local_pass(table, vectors, known, *given)
+        given = (turns.users, turns.triples, turns.sent, self.learning, self.threads)
+        done = local_pass(table, vectors, self.knowledge(turns.seed), *given, **self.parts.ablated)
         # A pass that ran away is refused by the server; the device goes back to the views it had.
         good = np.isfinite(done.vectors).all(axis=1)
         vectors[done.entries[good]] = done.vectors[good]
@@ -314,9 +330,9 @@ class KgflexClients(RecommendClients):
         after, losses = central_epoch(
             *(table, vectors, self.knowledge(task.seed), histories, cohort, self.learning),
             batch=self.parts.settings.batch or 1,
-            own_rate=self.parts.settings.own_rate,
             seed=task.seed,
             epoch=task.round,
+            **self.parts.ablated,
         )
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, losses[cohort], np.zeros(len(cohort), dtype=np.int64)

@@ -55,6 +55,10 @@ class KgflexSettings(Section):
     (C4.5's gain ratio, which favours rare ones), or the fall of Gini's impurity (the authors' later branch)."""
     own_rate: float | None = Field(default=None, gt=0)
     """Step of users' own vectors, which no server sums over users; default: fpl.learning_rate, as in the thesis."""
+    views: Literal["on", "off"] = "on"
+    """off: an ablation without private views, p^u_f = 0; scores are then made of gains and shared biases alone."""
+    biases: Literal["on", "off"] = "on"
+    """off: an ablation without shared biases, b_f = 0; scores are then made of gains and private views alone."""
     batch: int | None = Field(default=None, ge=1, le=1_000_000)
     """Train centrally, in batches of so many triples with all data in one place; default: the rounds of FPL."""
 
