@@ -30,30 +30,28 @@ from steelyard.weighing import rule
 
 def test_a_lone_sample_is_read_and_noise_hides_it() -> None:
     found = audit_inversion(batches=(1,), tries=4, steps=0, source=SeededSource(1))
-    by = {(entry["model"], entry["protection"]): entry for entry in found}
+    by = {(entry.model, entry.protection): entry for entry in found}
     for model in ("linear", "MLP"):
-        assert by[model, "none"]["read"] == 1.0
-        assert by[model, "local noise, ε = 1"]["read"] == 0.0
-        assert by[model, "local noise, ε = 1"]["likeness"] < by[model, "nothing is sent"]["likeness"]
-        assert by[model, "sum of 10 clients"]["likeness"] < 0.99
+        assert by[model, "none"].read == 1.0
+        assert by[model, "local noise, ε = 1"].read == 0.0
+        assert by[model, "local noise, ε = 1"].likeness < by[model, "nothing is sent"].likeness
+        assert by[model, "sum of 10 clients"].likeness < 0.99
 
 
 def test_a_sample_is_known_to_be_among_the_clients_and_noise_hides_it() -> None:
     found = audit_membership(batches=(4,), tries=6, source=SeededSource(1))
-    by = {(entry["model"], entry["protection"]): entry for entry in found}
+    by = {(entry.model, entry.protection): entry for entry in found}
     for model in ("linear", "MLP"):
-        assert by[model, "none"]["ranked"] > 0.85
-        assert by[model, "none"]["found"] > 0.15
-        assert by[model, "sum of 100 clients"]["ranked"] < 0.75
-        assert abs(by[model, "local noise, ε = 1"]["ranked"] - 0.5) < 0.25
-        assert by[model, "local noise, ε = 1"]["found"] < 0.15
+        assert by[model, "none"].ranked > 0.85
+        assert by[model, "none"].found > 0.15
+        assert by[model, "sum of 100 clients"].ranked < 0.75
+        assert abs(by[model, "local noise, ε = 1"].ranked - 0.5) < 0.25
+        assert by[model, "local noise, ε = 1"].found < 0.15
 
 
 @pytest.mark.slow
 def test_a_linear_model_is_solved_for_and_a_class_alone_hides_it() -> None:
-    found = {
-        (row["model"], row["questions"], row["answer"]): (row["agrees"], row["apart"]) for row in audit_extraction(100)
-    }
+    found = {(row.model, row.questions, row.answer): (row.agrees, row.apart) for row in audit_extraction(100)}
     # 64 pixels and a bias: 100 questions are more than the 65 equations that each class needs.
     same, apart = found["linear", "random pixels", "probabilities"]
     assert same == 1.0

@@ -5,7 +5,7 @@ import pytest
 
 from steelyard.experiment.loading import build
 from steelyard.experiment.run_audits import audit
-from steelyard.recommend.audit import CuriousServer, judge
+from steelyard.recommend.audit import CuriousServer, Guess, judge
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import build as table
 from steelyard.recommend.sparse import SparseRows
@@ -27,18 +27,18 @@ def test_guesses_by_hand():
 
 def test_protections_over_rounds(description):
     found = audit(build(description), [1, 40], share=0.5, decoys=1.0)
-    by_name = {entry["protection"]: [row["sign"] for row in entry["rounds"]] for entry in found}
+    by_name = {entry.protection: [row.sign for row in entry.rounds] for entry in found}
     everything, drawn, persistent, decoyed, nothing = by_name.values()
-    assert everything[1] == {"claims": 24 * 8, "precision": 1.0, "recall": 1.0}
-    assert drawn[0]["recall"] < 0.6
-    assert drawn[1]["recall"] > 0.99  # fresh draws only delay the leak
+    assert everything[1] == Guess(24 * 8, 1.0, 1.0)
+    assert drawn[0].recall < 0.6
+    assert drawn[1].recall > 0.99  # fresh draws only delay the leak
     # 192 interactions, each kept or not by one coin: three standard errors of 0.036.
-    assert persistent[1]["recall"] == pytest.approx(0.5, abs=0.11)
-    assert persistent[1]["precision"] == 1.0
+    assert persistent[1].recall == pytest.approx(0.5, abs=0.11)
+    assert persistent[1].precision == 1.0
     # As many decoys as interactions, so at most 384 claims: three standard errors of 0.026.
-    assert decoyed[1]["precision"] == pytest.approx(0.5, abs=0.08)
-    assert nothing[1]["claims"] == 0
-    absence = {entry["protection"]: entry["rounds"][1]["absence"]["precision"] for entry in found}
+    assert decoyed[1].precision == pytest.approx(0.5, abs=0.08)
+    assert nothing[1].claims == 0
+    absence = {entry.protection: entry.rounds[1].absence.precision for entry in found}
     assert absence["π = 0"] > 0.9  # what she never pushes down is hers, whatever π
     assert absence["π = 0.5 persistent, 1 decoy per item"] < 0.6
 

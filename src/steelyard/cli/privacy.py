@@ -207,8 +207,8 @@ def audit_parts(document: Audit) -> list[Block]:
 def _inversion_table(rows: list[InversionRow]) -> Table:
     cells = tuple(
         (
-            *(row["model"], str(row["samples"]), _WAYS.get(row["attack"], row["attack"]), row["protection"]),
-            *(f"{row['likeness']:.2f}", f"{row['read']:.0%}"),
+            *(row.model, str(row.samples), _WAYS.get(row.attack, row.attack), row.protection),
+            *(f"{row.likeness:.2f}", f"{row.read:.0%}"),
         )
         for row in rows
     )
@@ -219,8 +219,7 @@ def _inversion_table(rows: list[InversionRow]) -> Table:
 
 def _membership_table(rows: list[MembershipRow]) -> Table:
     cells = tuple(
-        (row["model"], str(row["samples"]), row["protection"], f"{row['ranked']:.2f}", f"{row['found']:.0%}")
-        for row in rows
+        (row.model, str(row.samples), row.protection, f"{row.ranked:.2f}", f"{row.found:.0%}") for row in rows
     )
     note = "ranked: how often a client's sample is above a stranger; found: the share above 99 of 100 strangers"
     headings = ("model", "samples", "protection", "ranked", "found")
@@ -228,19 +227,17 @@ def _membership_table(rows: list[MembershipRow]) -> Table:
 
 
 def _extraction_table(rows: list[ExtractionRow]) -> Table:
-    cells = tuple(
-        (row["model"], row["questions"], row["answer"], f"{row['agrees']:.1%}", f"{row['apart']:.3f}") for row in rows
-    )
-    note = f"{rows[0]['count']} questions; same: fresh digits that copy and model call the same; apart: probabilities"
+    cells = tuple((row.model, row.questions, row.answer, f"{row.agrees:.1%}", f"{row.apart:.3f}") for row in rows)
+    note = f"{rows[0].count} questions; same: fresh digits that copy and model call the same; apart: probabilities"
     headings = ("model", "asked about", "answer", "same", "apart")
     return Table("copies of a model of digits", headings, cells, note, names=3)
 
 
 def _recommender_table(users: RecommenderAudit) -> Table:
-    rounds = tuple(f"round {row['round']}" for row in users["protections"][0]["rounds"])
+    rounds = tuple(f"round {row.round}" for row in users["protections"][0].rounds)
     rows: list[tuple[str, ...]] = []
     for entry in users["protections"]:
-        shares = [row["sum"]["precision"] for row in entry["rounds"]]
-        rows.append((entry["protection"], *("-" if share is None else f"{share:.3f}" for share in shares)))
+        shares = [row.sum.precision for row in entry.rounds]
+        rows.append((entry.protection, *("-" if share is None else f"{share:.3f}" for share in shares)))
     title = f"{users['experiment']}: share of claimed items that are the user's"
     return Table(title, ("protection", *rounds), tuple(rows))

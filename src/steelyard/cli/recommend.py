@@ -445,11 +445,10 @@ def audit(
     found = play(described, parse_counts(rounds, "--rounds"), pi, decoys, epsilon or (), clip)
     rows: list[tuple[str, ...]] = []
     for entry in found:
-        for row in entry["rounds"]:
-            guesses = (row["sign"], row["absence"])
-            shares = [share for guess in guesses for share in (guess["precision"], guess["recall"])]
-            cells = ["-" if share is None else f"{share:.3f}" for share in (*shares, row["sum"]["precision"])]
-            rows.append((entry["protection"], str(row["round"]), *cells))
+        for row in entry.rounds:
+            shares = (row.sign.precision, row.sign.recall, row.absence.precision, row.absence.recall, row.sum.precision)
+            cells = ["-" if share is None else f"{share:.3f}" for share in shares]
+            rows.append((entry.protection, str(row.round), *cells))
     heads = ("sign: precision", "sign: recall", "absence: precision", "absence: recall", "sum: precision")
     note = "Items claimed by the sign of the bias, by the absence of negatives, and by the sum of changes."
     table = Table("What the server reads of users' items", ("protection", "round", *heads), tuple(rows), note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,12 +47,6 @@ class Attack:
     samples: int
     way: Way
 
-    @property
-    def name(self) -> str:
-        """The attack in words."""
-        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
-        return f"{self.model}, {count}, {'read off' if self.way == 'analytic' else 'search'}"
-
 
 PROTECTIONS = (
     Protection("none"),
@@ -88,7 +82,8 @@ def victims() -> Victims:
     return Victims(rows, dataset.labels.to(torch.int64), models)
 
 
-class InversionRow(TypedDict):
+@dataclass(frozen=True)
+class InversionRow:
     """One attack on one kind of client under one protection; the correlation with what is found, the share read."""
 
     model: str
@@ -111,28 +106,20 @@ def audit_inversion(
     held = victims()
     found: list[InversionRow] = []
     for name in held.models:
+        # The search costs seconds a try; what is read off costs nothing.
+        ways: tuple[Way, ...] = ("analytic", "search") if name == "MLP" and steps else ("analytic",)
         for batch in batches:
-            found.append(_inverted_row(name, batch, "guess", "nothing is sent", guess(held, batch, tries), tries))
+            tried: list[tuple[str, str, Floats, int]] = [("guess", "nothing is sent", guess(held, batch, tries), tries)]
             for protection in PROTECTIONS:
-                # The search costs seconds a try; what is read off costs nothing.
-                ways: tuple[Way, ...] = ("analytic", "search") if name == "MLP" and steps else ("analytic",)
                 for way in ways:
                     count = tries if way == "analytic" else max(1, tries // 5)
                     values = attack_many(held, Attack(name, batch, way), protection, count, steps, source)
-                    found.append(_inverted_row(name, batch, way, protection.name, values, count))
+                    tried.append((way, protection.name, values, count))
+            found += [
+                InversionRow(name, batch, way, over, float(values.mean()), float((values > READ).mean()), count)
+                for way, over, values, count in tried
+            ]
     return found
-
-
-def _inverted_row(model: str, batch: int, attack: str, protection: str, values: Floats, tries: int) -> InversionRow:
-    return {
-        "model": model,
-        "samples": batch,
-        "attack": attack,
-        "protection": protection,
-        "likeness": float(values.mean()),
-        "read": float((values > READ).mean()),
-        "tries": tries,
-    }
 
 
 def guess(held: Victims, batch: int, tries: int) -> Floats:
@@ -203,7 +190,8 @@ STRANGERS = 100
 """Samples that nobody trained on, for each client that is attacked."""
 
 
-class MembershipRow(TypedDict):
+@dataclass(frozen=True)
+class MembershipRow:
     """Membership inference on one kind of client under one protection."""
 
     model: str
@@ -228,9 +216,11 @@ def audit_membership(
         for batch in batches:
             scored = [_scored(held, model, batch, number, source) for number in range(tries)]
             for index, protection in enumerate(PROTECTIONS):
-                members = [mine[index] for mine, _ in scored]
-                strangers = [others[index] for _, others in scored]
-                found.append(_member_row(model, batch, protection, members, strangers))
+                pairs = [(mine[index], others[index]) for mine, others in scored]
+                ranked = [np.mean(mine[:, None] > others) for mine, others in pairs]
+                beyond = [np.mean(mine > np.quantile(others, 0.99, method="higher")) for mine, others in pairs]
+                means = float(np.mean(ranked)), float(np.mean(beyond))
+                found.append(MembershipRow(model, batch, protection.name, *means, tries))
     return found
 
 
@@ -258,22 +248,6 @@ def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _member_row(
-    model: str, batch: int, protection: Protection, members: list[Floats], strangers: list[Floats]
-) -> MembershipRow:
-    ranked = [np.mean(mine[:, None] > others[None]) for mine, others in zip(members, strangers, strict=True)]
-    limits = [np.quantile(others, 0.99, method="higher") for others in strangers]
-    beyond = [np.mean(mine > limit) for mine, limit in zip(members, limits, strict=True)]
-    return {
-        "model": model,
-        "samples": batch,
-        "protection": protection.name,
-        "ranked": float(np.mean(ranked)),
-        "found": float(np.mean(beyond)),
-        "tries": len(members),
-    }
-
-
 # Model extraction: how well is a model copied by whoever may only ask it?
 #
 # A linear model is solved for from its probabilities: ln p_c − ln p_0 = (w_c − w_0)·x + b_c − b_0 is linear in what is
@@ -289,7 +263,8 @@ _ROWS = 600
 _STEPS = 200
 
 
-class ExtractionRow(TypedDict):
+@dataclass(frozen=True)
+class ExtractionRow:
     """One copy of one model; `agrees` is the share of fresh rows to which both say the same class."""
 
     model: str
@@ -318,17 +293,8 @@ def audit_extraction(count: int) -> list[ExtractionRow]:
                 answered = _answered(model, questions, digits)
                 solved = name == "linear" and digits is None
                 copied = _solved(start, questions, answered) if solved else _trained(start, questions, answered)
-                agrees, apart = _compared(model, copied, held, fresh)
-                found.append(
-                    {
-                        "model": name,
-                        "questions": kind,
-                        "count": len(questions),
-                        "answer": answer,
-                        "agrees": agrees,
-                        "apart": apart,
-                    }
-                )
+                same = _compared(model, copied, held.rows[fresh])
+                found.append(ExtractionRow(name, kind, len(questions), answer, *same))
     return found
 
 
@@ -366,7 +332,8 @@ def _trained(start: nn.Module, rows: torch.Tensor, shares: torch.Tensor) -> nn.M
 
 
 @torch.no_grad()
-def _compared(model: nn.Module, copied: nn.Module, held: Victims, fresh: torch.Tensor) -> tuple[float, float]:
-    one, other = (each(held.rows[fresh]).softmax(dim=1) for each in (model, copied))
+def _compared(model: nn.Module, copied: nn.Module, rows: torch.Tensor) -> tuple[float, float]:
+    """Return to which share of rows both say the same class, and how far their probabilities are apart."""
+    one, other = (each(rows).softmax(dim=1) for each in (model, copied))
     same = (one.argmax(dim=1) == other.argmax(dim=1)).double().mean()
     return float(same), float((one - other).abs().sum(dim=1).mean() / 2)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,9 +31,8 @@ from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Evaluations, Floats, Question, Task, Updates
 from steelyard.privacy.accounting import lower_bound
 from steelyard.privacy.clipping import DeviceNoise
-from steelyard.recommend.audit import CuriousServer, Evidence, judge
+from steelyard.recommend.audit import CuriousServer, Guess, judge
 from steelyard.recommend.clients import RecommendClients
-from steelyard.recommend.histories import Histories
 from steelyard.recommend.sparse import PairRows, SparseRows
 from steelyard.rounds.loop import one_round
 from steelyard.runs.facts import Promise
@@ -222,33 +221,23 @@ def _play(experiment: LearningDescription, auditor: Auditor, stop: int) -> Promi
 # The curious server of a recommender: what it reads of users' items, round by round.
 
 
-class GuessJson(TypedDict):
-    """What a curious server claims, and how much of it is right."""
-
-    claims: int
-    precision: float | None
-    recall: float
-
-
-class GuessedRound(TypedDict):
+@dataclass(frozen=True)
+class GuessedRound:
     """What the server has read after a round, in each of three ways."""
 
     round: int
-    sign: GuessJson
-    absence: GuessJson
-    sum: GuessJson
+    sign: Guess
+    absence: Guess
+    sum: Guess
 
 
-class AuditedProtection(TypedDict):
-    """One protection, its settings, and what the server reads under it."""
+@dataclass(frozen=True)
+class AuditedProtection:
+    """One protection, the fields that it changes, and what the server reads under it."""
 
     protection: str
-    rounds: list[GuessedRound]
-    pi: NotRequired[float]
-    mask: NotRequired[str]
-    decoys: NotRequired[float]
-    epsilon: NotRequired[float]
-    clip: NotRequired[float]
+    settings: Mapping[str, Any]
+    rounds: Sequence[GuessedRound]
 
 
 class _Watched(RecommendClients):
@@ -296,20 +285,9 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[Guess
         one_round([federation], states, clients, server, plan, round)
         if round in rounds:
             curious = clients.curious
-            found.append(
-                {
-                    "round": round,
-                    "sign": _judged(curious.by_sign(), histories),
-                    "absence": _judged(curious.by_absence(), histories),
-                    "sum": _judged(curious.by_sum(histories.sizes), histories),
-                }
-            )
+            claims = (curious.by_sign(), curious.by_absence(), curious.by_sum(histories.sizes))
+            found.append(GuessedRound(round, *(judge(claimed, histories) for claimed in claims)))
     return found
-
-
-def _judged(claimed: Evidence, histories: Histories) -> GuessJson:
-    found = judge(claimed, histories)
-    return {"claims": found.claims, "precision": found.precision, "recall": found.recall}
 
 
 def chance(experiment: RecommendDescription) -> float:
@@ -321,22 +299,17 @@ def chance(experiment: RecommendDescription) -> float:
 
 def variants(share: float, decoys: float) -> dict[str, Mapping[str, Any]]:
     """Return the protections that are compared, as changes of an experiment's [fpl] section."""
-    return {
-        "everything sent": {"fpl.pi": 1.0, "fpl.mask": "round", "fpl.decoys": 0.0},
-        f"π = {share:g} drawn each round": {"fpl.pi": share, "fpl.mask": "round", "fpl.decoys": 0.0},
-        f"π = {share:g} persistent": {"fpl.pi": share, "fpl.mask": "persistent", "fpl.decoys": 0.0},
-        f"π = {share:g} persistent, {decoys:g} {'decoy' if decoys == 1 else 'decoys'} per item": {
-            "fpl.pi": share,
-            "fpl.mask": "persistent",
-            "fpl.decoys": decoys,
-        },
-        "π = 0": {"fpl.pi": 0.0, "fpl.mask": "round", "fpl.decoys": 0.0},
+    persistent, words = f"π = {share:g} persistent", "decoy" if decoys == 1 else "decoys"
+    protections = {
+        "everything sent": (1.0, "round", 0.0),
+        f"π = {share:g} drawn each round": (share, "round", 0.0),
+        persistent: (share, "persistent", 0.0),
+        f"{persistent}, {decoys:g} {words} per item": (share, "persistent", decoys),
+        "π = 0": (0.0, "round", 0.0),
     }
-
-
-def noisy(epsilon: float, rounds: int, clip: float) -> dict[str, Any]:
-    """Return the protection by noise on the device: all rounds together cost ε."""
-    return {"privacy.local.clip": clip, "privacy.budget.epsilon": epsilon, "rounds.count": rounds}
+    return {
+        name: {"fpl.pi": pi, "fpl.mask": mask, "fpl.decoys": count} for name, (pi, mask, count) in protections.items()
+    }
 
 
 def audit(
@@ -351,15 +324,11 @@ def audit(
 
     `epsilons` adds noise on the devices for each of these budgets, over all rounds that are looked at.
     """
-    found: list[AuditedProtection] = []
-    for name, changes in variants(share, decoys).items():
-        changed = experiment.changed(changes)
-        pi, mask, count = changes["fpl.pi"], changes["fpl.mask"], changes["fpl.decoys"]
-        found.append({"protection": name, "pi": pi, "mask": mask, "decoys": count, "rounds": watch(changed, rounds)})
+    protections, last = variants(share, decoys), max(rounds)
     for epsilon in epsilons:
-        changed = experiment.changed(
-            {**variants(share, decoys)["everything sent"], **noisy(epsilon, max(rounds), clip)}
-        )
-        name = f"noise, ε = {epsilon:g} over {max(rounds)} rounds"
-        found.append({"protection": name, "epsilon": epsilon, "clip": clip, "rounds": watch(changed, rounds)})
-    return found
+        noise = {"privacy.local.clip": clip, "privacy.budget.epsilon": epsilon, "rounds.count": last}
+        protections[f"noise, ε = {epsilon:g} over {last} rounds"] = {**protections["everything sent"], **noise}
+    return [
+        AuditedProtection(name, changes, watch(experiment.changed(changes), rounds))
+        for name, changes in protections.items()
+    ]
