@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.kit import machine, start, table
 from steelyard.contributions.document import Series, add_over_rounds, over_seeds, widened
-from steelyard.contributions.replaying import retrain
+from steelyard.contributions.replaying import Repetition
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import run
 from steelyard.rounds.plan import ContributionSettings
@@ -97,7 +97,7 @@ def try_scene(name: str, seeds: int, clients: int, rounds: int, folder: Path) ->
     """Run a scene for all seeds, retrain every coalition, and return both by seed."""
     described = experiment(SCENES[name], SCENES[name].get("partition", {}).get("clients", clients), rounds)
     run(described, out=folder, seeds=list(range(1, seeds + 1)))
-    problem = retrain(folder, ContributionSettings())
+    problem = Repetition(folder).retrain(ContributionSettings())
     assert not problem, problem
     flaws = History(folder).flaws
     stored = [each for each in read_values(folder) if each.found.method == "shapley"]

@@ -48,11 +48,11 @@ def contributions(
     if not isinstance(found, str) and (retrained or len(found["rounds"]) >= History(folder).last_round):
         return found
     # For speed of start: what is there already needs no torch.
-    from steelyard.contributions.replaying import replay, retrain
+    from steelyard.contributions.replaying import Repetition
 
     settings = ContributionSettings(measure=measure or experiment.default_measure, method=method)
-    find = retrain if retrained else replay
-    problem = find(folder, settings, rule, dataset=dataset, ask=ask)
+    again = Repetition(folder, rule, dataset, ask)
+    problem = again.retrain(settings) if retrained else again.replay(settings)
     if problem:
         raise UserError(problem)
     found = stored_contributions(folder, rule, settings.measure, method, retrained=retrained)
@@ -76,14 +76,14 @@ def without(
     Weighing again is approximate: the others' updates stay those that they sent while the client took part.
     """
     # For speed of start, as above.
-    from steelyard.contributions.replaying import check_client, retrained_without
+    from steelyard.contributions.replaying import Repetition, check_client
 
     folder = Path(folder)
     if retrained:
         experiment = read_experiment(folder)
         check_private(experiment.privacy, f"{folder}")
         settings = ContributionSettings(measure=measure or experiment.default_measure)
-        return retrained_without(folder, client, settings, rule, dataset=dataset, ask=ask)
+        return Repetition(folder, rule, dataset, ask).without(client, settings)
     found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask)
     check_client(client, sorted(row["client"] for row in found["clients"]))
     row = next(row for row in found["clients"] if row["client"] == client)

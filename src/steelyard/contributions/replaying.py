@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,37 +53,107 @@ class _Enough(Exception):
     """The last round that the run has was repeated."""
 
 
-def replay(
-    folder: str | Path,
-    settings: ContributionSettings,
-    rule: str | None = None,
-    *,
-    dataset: DatasetOrSeeded | None = None,
-    ask: Ask | None = None,
-) -> str:
-    """Repeat a run's rounds, measure what each client added, and put that into the run's folder.
+class Without(TypedDict):
+    """How the model of a run does, and how it would do without one client."""
 
-    Returns why it could not be written there; empty where it was. Other rules of the run are repeated too, since what
-    trains together may round differently alone; only the rule that is asked for is measured.
+    run: str
+    rule: str
+    client: str
+    measure: str
+    unit: str
+    seeds: list[int]
+    after: float
+    """With everybody."""
+    without: float
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Repetition:
+    """A rule of a run that is repeated (without one, the main rule), on its own data or on those handed over again.
+
+    `ask` is called with the code that the run's folder names, before it runs.
     """
-    folder = Path(folder)
-    files.check_run(folder)
-    history = History(folder)
-    chosen = rule_of(history, rule)
-    check_simulated(history)
-    require_whole(history.chain, folder, accept=False)
-    read_experiment(folder).check_contributions(settings)
-    with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
-        parts.experiment.check_contributions(settings, own_code=True)
-        names = frozenset(each.name for each in parts.federations if each.rule_name == chosen)
-        plan = replace(untested(parts), contributions=settings, valued=names)
-        kept = kept_rounds(folder)
-        rounded = kept and parts.experiment.store.keep_as != "float32"
-        clients = KeptClients(parts, folder) if kept else parts.clients
-        recorder = _Recorder(folder, None if rounded else _digests(folder), history.chain.round)
-        with suppress(_Enough):
-            run_rounds(parts.federations, {}, clients, parts.server, plan, recorder)
-    return add_values(folder, recorder.found, "rounded" if rounded else "kept" if kept else "replay")
+
+    folder: Path
+    rule: str | None = None
+    dataset: DatasetOrSeeded | None = None
+    ask: Ask | None = None
+
+    @contextmanager
+    def _begun(self, settings: ContributionSettings) -> Generator[tuple[Parts, list[Federation]]]:
+        """Put the run's parts together again; with the federations of the rule."""
+        files.check_run(self.folder)
+        history = History(self.folder)
+        chosen = rule_of(history, self.rule)
+        check_simulated(history)
+        require_whole(history.chain, self.folder, accept=False)
+        read_experiment(self.folder).check_contributions(settings)
+        with as_begun(history, dataset=self.dataset, ask=self.ask) as (parts, _):
+            parts.experiment.check_contributions(settings, own_code=True)
+            yield parts, [each for each in parts.federations if each.rule_name == chosen]
+
+    def replay(self, settings: ContributionSettings) -> str:
+        """Repeat the rounds, measure what each client added, and put that into the run's folder.
+
+        Returns why it could not be written there; empty where it was. Other rules of the run are repeated too, since
+        what trains together may round differently alone; only the rule that is asked for is measured.
+        """
+        with self._begun(settings) as (parts, mains):
+            names = frozenset(each.name for each in mains)
+            plan = replace(untested(parts), contributions=settings, valued=names)
+            kept = kept_rounds(self.folder)
+            rounded = kept and parts.experiment.store.keep_as != "float32"
+            clients = KeptClients(parts, self.folder) if kept else parts.clients
+            last = History(self.folder).chain.round
+            recorder = _Recorder(self.folder, None if rounded else _digests(self.folder), last)
+            with suppress(_Enough):
+                run_rounds(parts.federations, {}, clients, parts.server, plan, recorder)
+        return add_values(self.folder, recorder.found, "rounded" if rounded else "kept" if kept else "replay")
+
+    def retrain(self, settings: ContributionSettings) -> str:
+        """Train every coalition of the clients and put their Shapley and leave-one-out values into the run's folder.
+
+        Returns why they could not be written there; empty where they were.
+        """
+        found: Found = {}
+        with self._begun(settings) as (parts, mains):
+            models = _trained(parts, mains, {main.name: _all_members(main, parts) for main in mains})
+            for main in mains:
+                names = tuple(parts.clients.names(main.seed))
+                test = _test(parts, settings.measure, main)
+                found[main.name, parts.plan.rounds] = _values(settings.measure, names, models[main.name], test)
+        return add_values(self.folder, found, RETRAINED)
+
+    def without(self, client: str, settings: ContributionSettings) -> Without:
+        """Train the run again with and without one client, and say how both models do."""
+        with self._begun(settings) as (parts, mains):
+            members: dict[str, list[frozenset[str]]] = {}
+            for main in mains:
+                names = frozenset(parts.clients.names(main.seed))
+                check_client(client, sorted(names))
+                members[main.name] = [names, names - {client}]
+            models = _trained(parts, mains, members)
+            levels: list[Floats] = []
+            for main in mains:
+                good, sizes = _test(parts, settings.measure, main)(models[main.name][1:])
+                levels.append(overall_first(good, sizes)[:, 0])
+        after, without = np.abs(np.mean(levels, axis=0)).tolist()
+        return {
+            "run": str(self.folder),
+            "rule": mains[0].rule_name,
+            "client": client,
+            "measure": settings.measure,
+            "unit": UNITS[settings.measure],
+            "seeds": [main.seed for main in mains],
+            "after": after,
+            "without": without,
+            "low": without,
+            "high": without,
+            "source": "trained again without it",
+        }
 
 
 def check_simulated(history: History) -> None:
@@ -175,23 +245,6 @@ MOST = 10
 """Clients whose coalitions are all trained at most: 1,024 federations."""
 
 
-class Without(TypedDict):
-    """How the model of a run does, and how it would do without one client."""
-
-    run: str
-    rule: str
-    client: str
-    measure: str
-    unit: str
-    seeds: list[int]
-    after: float
-    """With everybody."""
-    without: float
-    low: float
-    high: float
-    source: str
-
-
 class _Nothing:
     """A recorder that keeps nothing: retrained coalitions are judged by their last models."""
 
@@ -199,46 +252,6 @@ class _Nothing:
         self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
     ) -> None:
         """Forget a round."""
-
-
-def retrain(
-    folder: str | Path,
-    settings: ContributionSettings,
-    rule: str | None = None,
-    *,
-    dataset: DatasetOrSeeded | None = None,
-    ask: Ask | None = None,
-) -> str:
-    """Train every coalition of a run's clients and put their Shapley and leave-one-out values into its folder.
-
-    Returns why they could not be written there; empty where they were.
-    """
-    found: Found = {}
-    with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
-        members = {main.name: _all_members(main, parts) for main in mains}
-        models = _trained(parts, mains, members)
-        for main in mains:
-            names = tuple(parts.clients.names(main.seed))
-            test = _test(parts, settings.measure, main)
-            found[main.name, parts.plan.rounds] = _values(settings.measure, names, models[main.name], test)
-    return add_values(Path(folder), found, RETRAINED)
-
-
-@contextmanager
-def _begun(
-    folder: str | Path,
-    settings: ContributionSettings,
-    rule: str | None,
-    dataset: DatasetOrSeeded | None,
-    ask: Ask | None,
-) -> Generator[tuple[Parts, list[Federation]]]:
-    """Put a run's parts together again; with the federations of the rule that is asked for."""
-    history = History(folder)
-    chosen = rule_of(history, rule)
-    check_simulated(history)
-    with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
-        parts.experiment.check_contributions(settings, own_code=True)
-        yield parts, [each for each in parts.federations if each.rule_name == chosen]
 
 
 def _all_members(main: Federation, parts: Parts) -> list[frozenset[str]]:
@@ -298,43 +311,6 @@ def _values(measure: Measure, names: tuple[str, ...], models: torch.Tensor, test
         RoundValues(measure, "shapley", names, found, none, sizes, *ends),
         RoundValues(measure, "leave-one-out", names, left_out, none, sizes, *ends),
     )
-
-
-def retrained_without(
-    folder: str | Path,
-    client: str,
-    settings: ContributionSettings,
-    rule: str | None = None,
-    *,
-    dataset: DatasetOrSeeded | None = None,
-    ask: Ask | None = None,
-) -> Without:
-    """Train a run again with and without one client, and say how both models do."""
-    with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
-        members: dict[str, list[frozenset[str]]] = {}
-        for main in mains:
-            names = frozenset(parts.clients.names(main.seed))
-            check_client(client, sorted(names))
-            members[main.name] = [names, names - {client}]
-        models = _trained(parts, mains, members)
-        levels: list[Floats] = []
-        for main in mains:
-            good, sizes = _test(parts, settings.measure, main)(models[main.name][1:])
-            levels.append(overall_first(good, sizes)[:, 0])
-    after, without = np.abs(np.mean(levels, axis=0)).tolist()
-    return {
-        "run": str(folder),
-        "rule": mains[0].rule_name,
-        "client": client,
-        "measure": settings.measure,
-        "unit": UNITS[settings.measure],
-        "seeds": [main.seed for main in mains],
-        "after": after,
-        "without": without,
-        "low": without,
-        "high": without,
-        "source": "trained again without it",
-    }
 
 
 def check_client(client: str, names: Sequence[str]) -> None:

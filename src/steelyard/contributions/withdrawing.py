@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard.base import files
-from steelyard.base.errors import UserError
 from steelyard.contributions.replaying import check_client, check_simulated, tests_decide
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import RUN_FILE, new_folder, read_experiment, run_file
-from steelyard.experiment.parts import federations_of
+from steelyard.experiment.loading import RUN_FILE, new_folder, run_file
+from steelyard.experiment.parts import experiment_again, federations_of
 from steelyard.experiment.running import resume, run
 from steelyard.proof.signing import head_key
 from steelyard.runs.database import reading
@@ -49,16 +48,11 @@ def withdraw(
     folder = Path(folder)
     history = History(folder)
     check_simulated(history)
-    experiment = read_experiment(folder)
-    experiment.check_runs_here(str(folder))
-    if history.facts.in_memory and dataset is None:
-        raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
     cohorts = [history.cohorts(rule, int(seed)).clients for rule, seed in _federations(history)]
     asked = {name for names in cohorts for name in names} | set(history.failures_after()["client"])
     asked |= set(history.evaluations["client"])
     check_client(client, sorted(asked))
-    if ask is not None and (code := experiment.named_code()):
-        ask(str(folder), code)
+    experiment = experiment_again(history, dataset, ask)
     gone = (*experiment.rounds.withdrawn, client)
     again = experiment.changed({"rounds.withdrawn": list(gone)})
     seeds = history.facts.seeds or None

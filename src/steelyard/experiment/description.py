@@ -384,18 +384,17 @@ class Description(Kind):
 
     def _check_caps(self) -> None:
         """Refuse a cap under which all clients together could not have all the weight, and a floor that is too much."""
-        most = None if self.all_clients is None else self.rounds.cohort(self.all_clients)
+        if self.all_clients is None:
+            return
+        most = self.rounds.cohort(self.all_clients)
         for name, rule in self.rules().items():
-            if most is not None and rule.max_weight is not None and rule.max_weight * most < 1 - 1e-9:
-                raise UserError(
-                    f"weighing.max_weight: got {rule.max_weight:g} in rule '{name}', and cohorts have {most} clients; "
-                    f"allowed: at least {1 / most:g}, an equal say"
-                )
-            if most is not None and rule.min_weight is not None and rule.min_weight * most > 1 + 1e-9:
-                raise UserError(
-                    f"weighing.min_weight: got {rule.min_weight:g} in rule '{name}', and cohorts have {most} clients; "
-                    f"allowed: at most {1 / most:g}, an equal say"
-                )
+            for field, sign, allowed in (("max_weight", 1, "at least"), ("min_weight", -1, "at most")):
+                weight: float | None = getattr(rule, field)
+                if weight is not None and sign * (weight * most - 1) < -1e-9:
+                    raise UserError(
+                        f"weighing.{field}: got {weight:g} in rule '{name}', and cohorts have {most} clients; allowed: "
+                        f"{allowed} {1 / most:g}, an equal say"
+                    )
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse a criterion whose needs this experiment does not meet; called for each before any data is read."""

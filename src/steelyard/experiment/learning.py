@@ -465,16 +465,17 @@ def lacks_test_set(partition: PartitionSettings) -> str:
 def check_rule(rule: WeighingSettings, data: DataSettings, partition: PartitionSettings, loss: str) -> None:
     """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed; `loss` is the clients'."""
     lacking = lacks_test_set(partition)
-    if rule.fit is not None and lacking:
-        raise UserError(f"weighing.fit: weights are fitted to the server's test set, {lacking}")
-    if rule.trained_by == "server" and lacking:
-        raise UserError(f"weighing.trained_by: the server trains on its test set, {lacking}")
-    if rule.defence is not None and rule.defence.needs_root and lacking:
-        raise UserError(f"weighing.defence.rule: fltrust trains on the server's test set, {lacking}")
+    wants = {
+        "fit: weights are fitted to": rule.fit is not None,
+        "trained_by: the server trains on": rule.trained_by == "server",
+        "defence.rule: fltrust trains on": rule.defence is not None and rule.defence.needs_root,
+        "loss: it adapts to": rule.loss is not None and rule.loss.adapt != "none",
+    }
+    for field, wanted in wants.items():
+        if wanted and lacking:
+            raise UserError(f"weighing.{field} the server's test set, {lacking}")
     if rule.loss is None:
         return
-    if rule.loss.adapt != "none" and lacking:
-        raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
     task = data.capabilities().task
     fits = _LOSSES.get(task or "", CLASS_METRICS)
     if rule.loss.adapt not in fits and task is not None:

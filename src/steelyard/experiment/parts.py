@@ -216,6 +216,18 @@ def assembled(
     return RemainingClients(clients, withdrawn) if withdrawn else clients, server
 
 
+def experiment_again(history: History, dataset: DatasetOrSeeded | None, ask: Ask | None) -> Description:
+    """Return the experiment of a run that goes on or is repeated here; `ask` is called with the code that it names."""
+    folder = history.folder
+    experiment = read_experiment(folder)
+    experiment.check_runs_here(str(folder))
+    if history.facts.in_memory and dataset is None:
+        raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
+    if ask is not None and (code := experiment.named_code()):
+        ask(str(folder), code)
+    return experiment
+
+
 @contextmanager
 def as_begun(
     history: History,
@@ -231,13 +243,8 @@ def as_begun(
     `ask` is called with the code that the folder names, before it runs.
     """
     folder = history.folder
-    experiment = read_experiment(folder)
-    experiment.check_runs_here(str(folder))
-    if history.facts.in_memory and dataset is None:
-        raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
-    changes = changed_experiment(history.folder, history.facts, accept=accept)
-    if ask is not None and (code := experiment.named_code()):
-        ask(str(folder), code)
+    changes = changed_experiment(folder, history.facts, accept=accept)
+    experiment = experiment_again(history, dataset, ask)
     check_tracker(experiment.tracking)
     seeds = history.facts.seeds or None
     if choice := history.facts.engine_choice:

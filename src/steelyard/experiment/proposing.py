@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,13 @@ STEPS = 10
 """Steps that a client should take in a round, or its update says little."""
 
 
-@dataclass
-class TomlTable:
-    """One section of the file: its fields with their comments."""
-
-    fields: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
-    above: str = ""
-    """A comment above the section."""
-
-
-Proposal = Mapping[str, TomlTable]
+Fields = dict[str, tuple[Any, str]]
+"""One section of the file: its fields with their comments."""
+ABOVE = {
+    "weighing": "What a client's say depends on: the first criterion counts most.",
+    "beside.fedavg": "Further rules, to compare with.",
+}
+"""Comments above a section."""
 
 
 def propose(summary: DataSummary, paths: Sequence[Path], file: Path) -> tuple[str, str]:
@@ -55,29 +51,27 @@ def propose(summary: DataSummary, paths: Sequence[Path], file: Path) -> tuple[st
     """
     partition, clients, each = _partition(summary)
     model = _model(summary)
-    training = _training(summary, str(model.fields["name"][0]), each)
+    training = _training(summary, str(model["name"][0]), each)
     rounds = _rounds(summary, clients)
     weighing, rule = _weighing(summary, partition)
     placed: list[str] = [_relative(path, file) for path in paths]
-    where: dict[str, tuple[Any, str]] = {"source": (summary.source, "")}
+    where: Fields = {"source": (summary.source, "")}
     where["files" if len(paths) > 1 else "path"] = (placed if len(paths) > 1 else placed[0], "relative to this file")
-    sections: dict[str, TomlTable] = {
-        "data": TomlTable({**where, **summary.fields}),
+    sections: dict[str, Fields] = {
+        "data": {**where, **summary.fields},
         "partition": partition,
         "model": model,
         "training": training,
         "rounds": rounds,
         "weighing": weighing,
-        "beside.fedavg": TomlTable(
-            {"criteria": (["DS"], "a client's say is its size")}, "Further rules, to compare with."
-        ),
-        "beside.equal": TomlTable({"criteria": (["EQ"], "everybody alike")}),
+        "beside.fedavg": {"criteria": (["DS"], "a client's say is its size")},
+        "beside.equal": {"criteria": (["EQ"], "everybody alike")},
     }
     text = _text(_name(file), sections, summary, first_names([path.name for path in paths], 3))
     document = parse(text, str(file))
     resolve_paths(document, file.parent)
     build(document, str(file))
-    name, count = model.fields["name"][0], rounds.fields["count"][0]
+    name, count = model["name"][0], rounds["count"][0]
     return text, f"{name} on {clients:,} clients, {count} rounds; {rule} beside fedavg and equal"
 
 
@@ -100,9 +94,9 @@ def write(file: Path, text: str, *, force: bool) -> None:
         raise UserError(f"new: '{file}' cannot be written ({problem.strerror or problem})") from None
 
 
-def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
+def _partition(summary: DataSummary) -> tuple[Fields, int, float]:
     """Return the section, how many clients it makes, and how many rows a usual one trains on."""
-    section = TomlTable()
+    section: Fields = {}
     trained = summary.rows - summary.held_out
     if trained < FEWEST_ROWS:
         raise UserError(f"new: the data have {trained} rows to train on; allowed: at least {FEWEST_ROWS}")
@@ -116,69 +110,65 @@ def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
                 f"--owner: {len(kept)} of {len(sizes)} owners have two rows or more; allowed: at least two such owners"
             )
         scheme = "given" if summary.owners_held_out else "natural"
-        section.fields["scheme"] = (scheme, "one client for each owner")
-        section.fields["minimum"] = (minimum, "owners with fewer rows are left out")
+        section["scheme"] = (scheme, "one client for each owner")
+        section["minimum"] = (minimum, "owners with fewer rows are left out")
         clients, each, trained = len(kept), float(np.median(kept)), min(trained, int(kept.sum()))
     else:
         clients = 50 if trained >= MANY_ROWS else int(np.clip(trained // 50, 2, 10))
         each = trained / clients
         if summary.classes and each >= 10 * len(summary.classes):
-            section.fields["scheme"] = ("dirichlet", "no owners are known: clients with unequal shares of the classes")
-            section.fields["alpha"] = (1.0, "smaller: more unequal")
-            section.fields["minimum"] = (max(4, int(each / 5)), "least rows of a client")
+            section["scheme"] = ("dirichlet", "no owners are known: clients with unequal shares of the classes")
+            section["alpha"] = (1.0, "smaller: more unequal")
+            section["minimum"] = (max(4, int(each / 5)), "least rows of a client")
         else:
-            section.fields["scheme"] = ("iid", "no owners are known: rows at random")
-            section.fields["size_spread"] = (0.5, "how unequal in size clients are; 0: alike")
-            section.fields["minimum"] = (max(2, int(each / 5)), "least rows of a client")
-        section.fields["clients"] = (clients, "")
+            section["scheme"] = ("iid", "no owners are known: rows at random")
+            section["size_spread"] = (0.5, "how unequal in size clients are; 0: alike")
+            section["minimum"] = (max(2, int(each / 5)), "least rows of a client")
+        section["clients"] = (clients, "")
     own_tests = summary.held_out > 0 and (summary.owners is None or summary.owners_held_out)
     if own_tests:
-        section.fields["test"] = ("held-out", "clients test on rows of the source's own test part")
+        section["test"] = ("held-out", "clients test on rows of the source's own test part")
     else:
-        section.fields["test"] = ("local", "each client tests on rows of its own, which it never trains on")
-        section.fields["test_fraction"] = (0.2, "")
+        section["test"] = ("local", "each client tests on rows of its own, which it never trains on")
+        section["test_fraction"] = (0.2, "")
         each *= 0.8
     if trained >= ENOUGH_FOR_SERVER:
-        section.fields["server"] = (
+        section["server"] = (
             "fraction",
             "rows that the server keeps, to weigh clients by what their models can do",
         )
         # Half of them report: enough to compare rules on, where a tenth of few rows would not be.
         share = max(0.1, ceil(100 * (2 * LEAST_ROWS + 2) / trained) / 100)
-        section.fields["server_fraction"] = (share, "")
-        if summary.owners is not None or summary.classes:
-            balance = "owners" if summary.owners is not None and len(summary.owners) <= 20 else "classes"
-            if balance == "owners" or summary.classes:
-                section.fields["server_balance"] = (balance, "as many of each")
-        section.fields["server_report"] = ("apart", "half of them weigh, the other half only report")
+        section["server_fraction"] = (share, "")
+        few = summary.owners is not None and len(summary.owners) <= 20
+        if few or summary.classes:
+            section["server_balance"] = ("owners" if few else "classes", "as many of each")
+        section["server_report"] = ("apart", "half of them weigh, the other half only report")
         each *= 1 - share
     return section, clients, each
 
 
-def _model(summary: DataSummary) -> TomlTable:
+def _model(summary: DataSummary) -> Fields:
     if summary.task == "regression":
-        return TomlTable(
-            {"name": ("linear", "linear regression; mlp learns curves, but wants a target of about unit size")}
-        )
+        return {"name": ("linear", "linear regression; mlp learns curves, but wants a target of about unit size")}
     if summary.task == "survival":
-        return TomlTable({"name": ("linear", "Cox's proportional hazards; mlp learns curves")})
+        return {"name": ("linear", "Cox's proportional hazards; mlp learns curves")}
     if summary.task == "segmentation":
-        return TomlTable({"name": ("unet", 'a small U-Net; training.loss = "dice" where most is background')})
+        return {"name": ("unet", 'a small U-Net; training.loss = "dice" where most is background')}
     images = len(summary.shape) > 1
     if images and min(summary.shape[-2:]) >= SMALL_SIDE:
-        return TomlTable(
-            {"name": ("cnn", "two convolutions and two dense layers; `steelyard list models` shows others")}
-        )
+        return {"name": ("cnn", "two convolutions and two dense layers; `steelyard list models` shows others")}
     if images:
-        return TomlTable(
-            {"name": ("mlp", "dense layers, enough for images this small; cnn for larger"), "hidden": ([64], "units")}
-        )
+        return {
+            "name": ("mlp", "dense layers, enough for images this small; cnn for larger"),
+            "hidden": ([64], "units"),
+        }
     if summary.rows < 2000:
-        return TomlTable({"name": ("logistic", "safe with few rows; mlp learns more with many")})
-    return TomlTable({"name": ("mlp", "dense layers; logistic is safer with few rows"), "hidden": ([64], "units")})
+        return {"name": ("logistic", "safe with few rows; mlp learns more with many")}
+    return {"name": ("mlp", "dense layers; logistic is safer with few rows"), "hidden": ([64], "units")}
 
 
-def _training(summary: DataSummary, model: str, each: float) -> TomlTable:
+def _training(summary: DataSummary, model: str, each: float) -> Fields:
     images = len(summary.shape) > 1
     steps = 2 * STEPS if images else STEPS
     batch = int(np.clip(each / steps, 4, 32))
@@ -189,31 +179,27 @@ def _training(summary: DataSummary, model: str, each: float) -> TomlTable:
         rate = float(f"{min(0.05, 0.5 / (1 + int(np.prod(summary.shape)))):.1g}")
     if summary.task == "survival":
         whole = "all rows in one step: Cox's loss holds the patients of a step against each other"
-        return TomlTable({"learning_rate": (0.5, ""), "epochs": (5, "steps in a round"), "batch_size": ("full", whole)})
-    return TomlTable(
-        {
-            "learning_rate": (rate, ""),
-            "epochs": (epochs, "passes over its own rows that a client makes in a round"),
-            "batch_size": (batch, "rows in one step"),
-        }
-    )
+        return {"learning_rate": (0.5, ""), "epochs": (5, "steps in a round"), "batch_size": ("full", whole)}
+    return {
+        "learning_rate": (rate, ""),
+        "epochs": (epochs, "passes over its own rows that a client makes in a round"),
+        "batch_size": (batch, "rows in one step"),
+    }
 
 
-def _rounds(summary: DataSummary, clients: int) -> TomlTable:
+def _rounds(summary: DataSummary, clients: int) -> Fields:
     fraction = round(default_fraction(clients), 2)
-    section = TomlTable(
-        {
-            "count": (20 if fraction == 1 else 30, ""),
-            "fraction": (fraction, "share of the clients that train in a round"),
-        }
-    )
+    section: Fields = {
+        "count": (20 if fraction == 1 else 30, ""),
+        "fraction": (fraction, "share of the clients that train in a round"),
+    }
     if summary.classes and (measure := _measure(summary, clients)):
-        section.fields["measure"] = measure
+        section["measure"] = measure
     elif summary.classes:
         usual = max(summary.classes.values()) / sum(summary.classes.values())
         target = round(usual + 0.6 * (1 - usual), 2)
-        section.fields["target"] = (target, f"accuracy to reach; always guessing the commonest class gives {usual:.0%}")
-        section.fields["share"] = (0.5, "of the clients")
+        section["target"] = (target, f"accuracy to reach; always guessing the commonest class gives {usual:.0%}")
+        section["share"] = (0.5, "of the clients")
     return section
 
 
@@ -229,16 +215,18 @@ def _measure(summary: DataSummary, clients: int) -> tuple[str, str] | None:
     return ("roc-auc" if usual else "balanced-accuracy"), why
 
 
-def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, str]:
-    criteria: dict[str, str] = {}
-    if "server" in partition.fields and summary.classes:
-        criteria["VP"] = "how well the client's model does on the server's rows"
-    elif "server" in partition.fields and summary.task == "survival":
-        criteria["VC"] = "how well the client's model orders patients on the server's rows"
-    elif "server" in partition.fields and summary.task == "segmentation":
-        criteria["VM"] = "how well the masks of the client's model cover those of the server's rows"
-    elif "server" in partition.fields and summary.positive:
-        criteria["VE"] = "how small the error of the client's model is on the server's rows"
+MEASURED = {
+    "classes": ("VP", "how well the client's model does on the server's rows"),
+    "survival": ("VC", "how well the client's model orders patients on the server's rows"),
+    "segmentation": ("VM", "how well the masks of the client's model cover those of the server's rows"),
+    "regression": ("VE", "how small the error of the client's model is on the server's rows"),
+}
+"""By task, the criterion that the server measures on its rows, where targets are above 0 in a regression."""
+
+
+def _weighing(summary: DataSummary, partition: Fields) -> tuple[Fields, str]:
+    found = MEASURED.get(summary.task) if summary.task != "regression" or summary.positive else None
+    criteria = dict([found]) if found is not None and "server" in partition else {}
     if summary.empty > 0.01:
         criteria["CR"] = "how complete its records are"
     if len(criteria) < 2 and summary.classes:
@@ -251,12 +239,12 @@ def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, st
     criteria["DS"] = "its size"
     priority = ">".join(criteria)
     text = "; then ".join(criteria.values())
-    fields = {
+    fields: Fields = {
         "criteria": (list(criteria), "`steelyard list criteria` shows others"),
         "priority": (priority, f"first {text}"),
         "normalise": ("max", "divided by the cohort's best, so that the later criteria keep their say"),
     }
-    return TomlTable(fields, "What a client's say depends on: the first criterion counts most."), priority
+    return fields, priority
 
 
 def _relative(path: Path, file: Path) -> str:
@@ -270,13 +258,13 @@ def _name(file: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-")[:60] or "experiment"
 
 
-def _text(name: str, sections: Proposal, summary: DataSummary, data: str) -> str:
+def _text(name: str, sections: Mapping[str, Fields], summary: DataSummary, data: str) -> str:
     lines = [f"# {line}" for line in summary.account]
     lines += [f"# Hint: {line}" for line in summary.hints]
     lines += ["", f"name = {toml(name)}", f"description = {toml(f'A first experiment on {data}.')}", "seed = 1"]
     for title, section in sections.items():
-        lines += ["", *([f"# {section.above}"] if section.above else []), f"[{title}]"]
-        for key, (value, comment) in section.fields.items():
+        lines += ["", *([f"# {ABOVE[title]}"] if title in ABOVE else []), f"[{title}]"]
+        for key, (value, comment) in section.items():
             lines += _written(f"{key} = {toml(value)}", comment)
     # A comment must not end before its line does, whatever a column is called.
     return "\n".join(without_controls(line) for line in lines) + "\n"

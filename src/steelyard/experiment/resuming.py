@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard import __version__
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, in_words, listed
+from steelyard.base.errors import UserError, brief, first_names, in_words, listed
 from steelyard.base.logs import logger
 from steelyard.base.marks import DataFile, marked
 from steelyard.base.processor import DECIDES, KERNELS, MACHINE, THREADS, TORCH, made_by
@@ -148,8 +148,7 @@ def changed_experiment(folder: Path, facts: RunFacts, *, accept: bool) -> list[s
         f"{name}: not as it was when the run began" for name in {**code, **kept} if code.get(name) != kept.get(name)
     ]
     if changes and not accept:
-        more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        raise UserError(f"{path}: {', '.join(changes[:_SHOWN])}{more}; {_allowed(folder)}")
+        raise UserError(f"{path}: {first_names(changes, _SHOWN)}; {_allowed(folder)}")
     return changes
 
 
@@ -161,8 +160,7 @@ def changed_since(folder: Path, facts: RunFacts) -> str | None:
         changes = changed_experiment(folder, facts, accept=True)
     except UserError as error:
         return str(error)
-    more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-    shown = f"{', '.join(changes[:_SHOWN])}{more}"
+    shown = first_names(changes, _SHOWN)
     return f"{folder / RUN_FILE}: is not as the run wrote it: {shown}" if changes else None
 
 
@@ -177,7 +175,7 @@ def changed_data(history: History, now: RunFacts, *, accept: bool) -> list[str]:
     if changes and not accept:
         source = _source(history.folder)
         raise UserError(
-            f"{history.folder}: the data are not those that the run began with{source}: {', '.join(changes[:_SHOWN])} "
+            f"{history.folder}: the data are not those that the run began with{source}: {first_names(changes, _SHOWN)} "
             f"differ; {_allowed(history.folder)}"
         )
     return [f"data: {change}" for change in changes]
