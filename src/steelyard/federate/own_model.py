@@ -56,7 +56,7 @@ def take(file: Path) -> Model:
         version=__version__,
     )
     made = model_of(file, origin, experiment.model, prepared, parameters)
-    return replace(made, card=_card(origin, ", ".join(node.names), takes_and_gives(prepared, {})))
+    return replace(made, card=_card(origin, ", ".join(node.names), takes_and_gives(prepared)))
 
 
 def _card(origin: Origin, site: str, further: Sequence[Block]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from steelyard.base.errors import printable
 from steelyard.data.preparation import Column, Preparation
-from steelyard.models.document import ModelDocument, Test
+from steelyard.models.document import Origin, Test
 from steelyard.report.rendering import Block, Table, render
 from steelyard.report.verification import Record
 
@@ -21,15 +22,14 @@ _TASKS = {
 
 
 def card(
-    document: ModelDocument, found: Record, left_out: str, arrays: Mapping[str, Sequence[str | int]] | None = None
+    origin: Origin, found: Record, title: str, about: Sequence[Block], *, left_out: str = "", sites: bool = True
 ) -> str:
-    """Return the card, from what the run's record says, and which tests are left out; use it when a model is taken.
+    """Return the card, from what the run's record says; use it when a model is taken.
 
-    `arrays` are the types and shapes of the weights where nothing else is known of the network.
+    `about` says what the folder holds; `left_out` which tests are left out; `sites`: name them with their rows.
     """
-    origin, prepared = document.origin, document.preparation
     parts: list[Block] = [
-        f"# Model of {origin.run}",
+        f"# {title} of {origin.run}",
         f"Intended use, as the experiment says: {origin.purpose or 'not said'}",
         "## Where it is from",
         (
@@ -39,33 +39,36 @@ def card(
             f"Final hash of the run: {origin.closing}; verified: {found['verified']['verdict']}.",
             f"Not covered by it: {found['not_covered']}.",
         ),
-        *takes_and_gives(prepared, arrays or {}),
+        *about,
+        *("## Tests in its run", *_tests(origin.tests), *filter(None, [left_out])),
     ]
-    parts += ["## Tests in its run", *_tests(origin.tests), *filter(None, [left_out])]
-    sites = tuple((site["client"], _text(site["rows"]), _share(site["weight"])) for site in found["sites"])
-    parts += ["## Data by site", Table("Sites", ("site", "training rows", "mean weight"), sites)]
-    parts += ["## Privacy", tuple(found["privacy"])]
-    if prepared is not None and (prepared.columns or prepared.scale):
-        scaled = prepared.scale is not None or bool(prepared.sites)
-        whose = f"{len(prepared.sites)} single sites" if prepared.sites else "all training rows together"
-        held = [
-            *(["categories"] if prepared.columns else []),
-            *([f"means and deviations of {whose}"] if scaled else []),
-        ]
-        parts.append(f"model.json holds {' and '.join(held)}. They are exact: no noise covers them.")
-    return render(parts, "markdown")
+    if sites:
+        rows = tuple((site["client"], _text(site["rows"]), _share(site["weight"])) for site in found["sites"])
+        parts += ["## Data by site", Table("Sites", ("site", "training rows", "mean weight"), rows)]
+    return render([*parts, "## Privacy", tuple(found["privacy"])], "markdown")
 
 
-def takes_and_gives(prepared: Preparation | None, arrays: Mapping[str, Sequence[str | int]]) -> list[Block]:
-    """Return the part of a card that says what a model takes and gives, as far as that is known."""
+def takes_and_gives(
+    prepared: Preparation | None, arrays: Mapping[str, Sequence[str | int]] = MappingProxyType({})
+) -> list[Block]:
+    """Return the part of a card that says what a model takes and gives, as far as that is known.
+
+    `arrays` are the types and shapes of the weights where nothing else is known of the network.
+    """
     parts: list[Block] = ["## What it takes and gives", tuple(_input_and_output(prepared))]
     if prepared is None:
         rows = tuple((name, str(kind), "×".join(map(str, shape))) for name, (kind, *shape) in arrays.items())
-        parts.append(Table("Arrays, in their order", ("array", "type", "shape"), rows[:MOST_COLUMNS], names=2))
-    elif prepared.columns:
+        return [*parts, Table("Arrays, in their order", ("array", "type", "shape"), rows[:MOST_COLUMNS], names=2)]
+    if prepared.columns:
         rows = tuple(_column(column) for column in prepared.columns[:MOST_COLUMNS])
         headings = ("column", "type", "seen in training", "if empty")
         parts.append(Table("Columns, in their order", headings, rows, names=4))
+    held = ["categories"] if prepared.columns else []
+    if prepared.scale is not None or prepared.sites:
+        whose = f"{len(prepared.sites)} single sites" if prepared.sites else "all training rows together"
+        held.append(f"means and deviations of {whose}")
+    if held:
+        parts.append(f"model.json holds {' and '.join(held)}. They are exact: no noise covers them.")
     return parts
 
 

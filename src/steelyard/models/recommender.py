@@ -17,6 +17,7 @@ from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, first_names, path_of, printable
 from steelyard.base.logs import logger
 from steelyard.messages.updates import Task
+from steelyard.models.card import card
 from steelyard.models.document import Figure, Group, Origin, RecommenderDocument, Tested
 from steelyard.models.folder import DOCUMENT, WEIGHTS, held_of, read_as, read_contents, write_folder
 from steelyard.recommend.clients import LocalRound, RecommendClients
@@ -28,7 +29,6 @@ from steelyard.recommend.knowledge.features import build
 from steelyard.recommend.metrics import GroundTruth
 from steelyard.recommend.run_data import RunData, number_of, titles_of
 from steelyard.report.recommender import Explained, Finished, Listing
-from steelyard.report.rendering import Block, render
 from steelyard.report.verification import Record
 
 TABLE, OWN = "table", "own"
@@ -229,29 +229,14 @@ def of_run(finished: Finished, origin: Origin, found: Record, client: str | None
 
 
 def _card(document: RecommenderDocument, found: Record) -> str:
-    origin, rows = document.origin, f"{len(document.items):,} items"
+    rows = f"{len(document.items):,} items"
     rows = rows if document.kgflex is None else f"{len(document.features):,} features of {rows}"
     own = f"the vectors and the {len(document.taken):,} items of user {document.user}: hand it to that user alone"
-    parts: list[Block] = [
-        f"# Recommender of {origin.run}",
-        f"Intended use, as the experiment says: {origin.purpose or 'not said'}",
-        "## What it holds",
-        (
-            f"A vector of {document.learning.factors} numbers and a bias for each of {rows}.",
-            f"It also holds {own}." if document.user else "Of users it holds nothing: no vector, no item, no name.",
-        ),
-        "## Where it is from",
-        (
-            f"Rule: {origin.rule}, seed {origin.seed}; {origin.chosen}.",
-            f"Digest of the table in the run's chain: {origin.digest}.",
-            f"Final hash of the run: {origin.closing}; verified: {found['verified']['verdict']}.",
-        ),
-        "## Tests in its run",
-        *(f"{test.measure}: {test.shown} ({test.where})" for test in origin.tests),
-        "## Privacy",
-        tuple(found["privacy"]),
-    ]
-    return render(parts, "markdown")
+    holds = (
+        f"A vector of {document.learning.factors} numbers and a bias for each of {rows}.",
+        f"It also holds {own}." if document.user else "Of users it holds nothing: no vector, no item, no name.",
+    )
+    return card(document.origin, found, "Recommender", ["## What it holds", holds], sites=False)
 
 
 def _check(folder: Path, document: RecommenderDocument, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -29,7 +29,7 @@ from steelyard.experiment.recommend import RecommendDescription
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings
-from steelyard.models.card import card
+from steelyard.models.card import card, takes_and_gives
 from steelyard.models.document import CodeFile, ModelDocument, Network, Origin, Test
 from steelyard.models.folder import (
     DOCUMENT,
@@ -190,7 +190,7 @@ class _Taken:
         tests, left_out = self._reported(experiment, prepared.target, kept, own)
         origin = self._origin(kept, tests, "" if own is None else own.words)
         made = model_of(folder, origin, settings, prepared, parameters)
-        return replace(made, card=card(made.document, self.found, left_out))
+        return replace(made, card=card(origin, self.found, "Model", takes_and_gives(prepared), left_out=left_out))
 
     def _reported(
         self, experiment: LearningDescription, target: Target, kept: _Kept, own: Own | None
@@ -259,14 +259,16 @@ class _Taken:
         network = weights_alone({name: torch.from_numpy(arrays[name]) for name in layout.types})
         server = self._at(self.history.rounds, kept)["server_accuracy"].dropna().tolist()
         tests = [Test.of(experiment.measure, score, 0, where="the server", rows=0) for score in server]
+        origin = self._origin(kept, tests + self._sites(kept, lambda name: True)[:MOST_TESTS])
         document = ModelDocument(
-            origin=self._origin(kept, tests + self._sites(kept, lambda name: True)[:MOST_TESTS]),
+            origin=origin,
             network=Network(settings={}, outputs=0, seed=0, vector=layout.floating),
             preparation=None,
             weights=held_of(b""),
             card=held_of(b""),
         )
-        return Model(document, network, card(document, self.found, "", self.history.facts.arrays))
+        about = takes_and_gives(None, self.history.facts.arrays)
+        return Model(document, network, card(origin, self.found, "Model", about))
 
     def recommender(self, client: str | None) -> Recommender:
         """Return the recommender as of the last round; `client`: with the own part of that user."""
