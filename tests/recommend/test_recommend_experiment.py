@@ -153,8 +153,16 @@ def test_from_the_command_line(description, tmp_path, command, refused):
         return json.loads(done.stdout)
 
     assert answer("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "here")["status"] == "finished"
+    shown = command("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "again").stdout
     assert len(answer("recommend", "top", "here", "--user", "u01")["list"]) == 10
     metrics = answer("recommend", "report", "here", "--cutoff", "10,1")["metrics"]
+    # What `run` prints of its lists is what the report has, beside two systems that learn nothing.
+    names = ("precision", "recall", "ndcg", "hit_rate", "item_coverage", "gini")
+    own = [metrics["10"][name] for name in names]
+    assert " ".join(
+        ["this run", *(f"{each:.4f}" if isinstance(each, float) else f"{each:,}" for each in own)]
+    ) in " ".join(shown.split())
+    assert "most popular 0." in " ".join(shown.split())
     assert command("recommend", "lists", "here", "--out", "lists.tsv").returncode == 0
     command("recommend", "split", "tastes.tsv", "--out", "split")
     files = ["--train", "split/train.tsv", "--test", "split/test.tsv", "--catalogue", "split/catalogue.tsv"]

@@ -207,7 +207,9 @@ def result_parts(document: Comparison) -> list[Block]:
                 f"{rule.rule}: cutting the weighted sum of the adapters to their rank lost {lost.mean:.1%} of it in "
                 f"the last round; averages of A and of B would have lost {rule.figures['factor_error'].mean:.1%}"
             )
-    parts += [*_orders(document), *_heaviest(document, "Users" if ranks_lists(document.measure) else "Clients")]
+    if ranks_lists(document.measure):
+        parts += _of_lists(document)
+    parts += [*_orders(document), *_heaviest(document)]
     parts += [f"privacy: {line}" for line in privacy_lines(document.privacy)]
     parts += [f"note: {document.notes}"] if document.notes else []
     return [*parts, *chain_lines(document.chain)]
@@ -259,7 +261,37 @@ def _flaws(document: Comparison) -> list[str]:
     return lines
 
 
-def _heaviest(document: Comparison, who: str) -> list[Table]:
+_OF_LISTS = {
+    "precision": "P",
+    "recall": "R",
+    "ndcg": "nDCG",
+    "hit_rate": "HR",
+    "item_coverage": "items shown",
+    "gini": "Gini",
+}
+"""Metrics of lists that people look at first, and what they are called."""
+
+
+def _of_lists(document: Comparison) -> list[Table]:
+    """How good the users' lists are, beside two systems that learn nothing; none where a run has no lists."""
+    from steelyard.report.recommender import beside_simple  # For speed of start: it needs torch.
+
+    found = beside_simple(Path(document.run), [rule.rule for rule in document.rules])
+    plain = {"EQ": "this run"} if len(document.rules) == 1 else {}
+    rows = tuple(
+        (plain.get(name, _name(name)), *(_figure(metrics[metric]) for metric in _OF_LISTS))
+        for name, metrics in found.items()
+    )
+    note = "Gini: 1 if every item is shown as often, 0 if one alone is. All metrics: steelyard recommend report RUN"
+    title = f"Lists of the users, {document.measure.partition('@')[2]} items each"
+    return [Table(title, ("", *_OF_LISTS.values()), rows, note)] if rows else []
+
+
+def _figure(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "–" if value is None else f"{value:,}"
+
+
+def _heaviest(document: Comparison) -> list[Table]:
     """Who carried most weight under each rule that asks clients, as many ranks as the terminal has room for."""
     flaws = document.flaws
 
@@ -270,12 +302,14 @@ def _heaviest(document: Comparison, who: str) -> list[Table]:
             for each in seed.heaviest_clients
         ]
 
-    rows = [(name, *shown(seed)) for name, seed in _each(document) if seed.heaviest_clients]
+    alike = {rule.rule for rule in document.rules if [each.name for each in rule.criteria] == ["EQ"]}
+    rows = [(name, *shown(seed)) for name, seed in _each(document) if seed.heaviest_clients and name not in alike]
     if not rows:
         return []
     widest = max(len(cell) for row in rows for cell in row[1:])
     room = (terminal_width() - max(len(row[0]) for row in rows)) // (widest + 2)
     ranks = max(1, min(max(map(len, rows)) - 1, room))
+    who = "Users" if ranks_lists(document.measure) else "Clients"
     title = f"{who} that carried most weight (share of all weight, samples"
     title += ", * flawed)" if any(flaws.values()) else ")"
     filled = tuple((*row, *[""] * ranks)[: ranks + 1] for row in rows)

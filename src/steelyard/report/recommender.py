@@ -16,6 +16,7 @@ from steelyard.base.errors import UserError, brief, listed
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.parts import federations_of
 from steelyard.experiment.recommend import RecommendDescription
+from steelyard.recommend.baselines import baseline, recommend
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.interactions import Codes, numbered
@@ -142,6 +143,32 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     state = states[federation.name]
     of_run = (experiment.run_data(), clients, federation.name, federation.seed, state.parameters)
     return Finished(*of_run, experiment, state.round)
+
+
+def beside_simple(folder: Path, rules: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Return the metrics of the lists of a run's rules, and of two systems that learn nothing, for the same users.
+
+    Empty where a run has no lists: across machines vectors stay on their nodes, and sampled negatives make no lists.
+    """
+    try:
+        opened = {rule: open_run(folder, rule) for rule in rules}
+    except UserError:
+        return {}
+    first = next(iter(opened.values()))
+    cutoff, split = first.clients.judge.cutoff, first.run_data.split
+    if first.clients.judge.sampled is not None:
+        return {}
+    lists = {rule: each.lists(cutoff)[0] for rule, each in opened.items()}
+    for kind in ("popular", "random"):
+        lists[f"most {kind}" if kind == "popular" else kind] = recommend(
+            baseline(kind), split.train, cutoff, first.seed
+        )[0]
+    users, items = tuple(split.train.users), tuple(split.train.items)
+    truth = first.run_data.users.truth
+    return {
+        name: figures(Case(truth, users, items, found, None, ()), [cutoff])[str(cutoff)]
+        for name, found in lists.items()
+    }
 
 
 # The documents of `steelyard recommend ... --format json`.
