@@ -38,10 +38,5 @@ class FedRep(Algorithm):
         return self.head_epochs * sizes + once
 
     def train(self, local: LocalSteps) -> tuple[torch.Tensor, Vectors]:
-        models = local.start
-        stages: tuple[tuple[Part, int | None], ...] = (("head", self.head_epochs), ("body", None))
-        for part, epochs in stages:
-            move = local.optimiser(part)
-            for batch in local.batches(epochs):
-                models = move(models, batch.gradient(models))
-        return models, {}
+        models = local.trained(local.start, "head", self.head_epochs)
+        return local.trained(models, "body"), {}

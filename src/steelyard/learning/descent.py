@@ -131,11 +131,11 @@ class Descent:
 class StackDescent:
     """A descent with what it keeps for a stack of clients while they train: memory, starting models, corrections.
 
-    Use it for stacks [clients, parameters]; clients that are done drop out from the back.
+    Use it for stacks [clients, parameters]; clients that are done drop out from the back. Only `columns` move.
     """
 
-    def __init__(self, descent: Descent, like: torch.Tensor) -> None:
-        self.descent = descent
+    def __init__(self, descent: Descent, like: torch.Tensor, columns: Sequence[slice] = (slice(None),)) -> None:
+        self.descent, self._columns = descent, columns
         self._memory = descent.remember(like)
         self._start = torch.zeros_like(like) if descent.pull else None
         self._correction = torch.zeros_like(like) if descent.corrected else None
@@ -153,11 +153,12 @@ class StackDescent:
         self, models: torch.Tensor, gradients: torch.Tensor, step: Step, rates: torch.Tensor | None = None
     ) -> None:
         """Take a step of the first clients of the stack in place; the gradients are used up."""
-        busy = len(models)
-        memory = [part[:busy] for part in self._memory]
-        start = None if self._start is None else self._start[:busy]
-        correction = None if self._correction is None else self._correction[:busy]
-        self.descent.apply(models, gradients, memory, start, step, rates, correction)
+        for columns in self._columns:
+            here = slice(len(models)), columns
+            memory = [part[here] for part in self._memory]
+            start = None if self._start is None else self._start[here]
+            correction = None if self._correction is None else self._correction[here]
+            self.descent.apply(models[here], gradients[here], memory, start, step, rates, correction)
 
 
 def correction(decay: float, step: Step) -> float | torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -111,6 +111,15 @@ class Layout:
                 rows.append((a.offset, b.offset, a.shape[0], a.size // a.shape[0], b.shape[0]))
         return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
+    def columns(self, names: Collection[str]) -> list[slice]:
+        """Return where the tensors of these names stand in the flat vector, in runs without a gap."""
+        found: list[slice] = []
+        for slot in self.slots:
+            if slot.name in names:
+                follows = bool(found) and found[-1].stop == slot.offset
+                found.append(slice(found.pop().start if follows else slot.offset, slot.offset + slot.size))
+        return found
+
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return named views into a flat vector, or into stacked ones: [..., size] gives [..., *shape].
 
@@ -205,7 +214,7 @@ def _copy(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
 # Parts of a model: its head, its body, its batch norms.
 
 
-def _names(module: nn.Module, part: Part) -> set[str]:
+def names_of(module: nn.Module, part: Part) -> set[str]:
     """Return the names of the parameters and buffers that are this part of a module; what is frozen is none."""
     layout = Layout.of(module)
     everything = {slot.name for slot in layout.slots}
@@ -221,16 +230,15 @@ def _names(module: nn.Module, part: Part) -> set[str]:
 
 def check_part(module: nn.Module, part: Part, algorithm: str) -> None:
     """Refuse an algorithm that keeps a part of the model apart which this model does not have."""
-    if part == "norms" and not _names(module, part):
+    if part == "norms" and not names_of(module, part):
         raise UserError(no_part(algorithm, part))
-    if part == "head" and not Layout.of(module).trained_names & _names(module, "body"):
+    if part == "head" and not Layout.of(module).trained_names & names_of(module, "body"):
         raise UserError(no_part(algorithm, part))
 
 
 def spans(module: nn.Module, part: Part) -> tuple[tuple[int, int], ...]:
-    """Return begin and end of each tensor of this part in the flat vector."""
-    names = _names(module, part)
-    return tuple((s.offset, s.offset + s.size) for s in Layout.of(module).slots if s.name in names)
+    """Return begin and end of each run of this part in the flat vector."""
+    return tuple((run.start, run.stop) for run in Layout.of(module).columns(names_of(module, part)))
 
 
 def mask(module: nn.Module, part: Part, device: torch.device) -> torch.Tensor:

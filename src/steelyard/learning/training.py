@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,8 +18,9 @@ from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import drawing, set_chance
-from steelyard.learning.parameters import Layout, for_training, still_layers
+from steelyard.learning.parameters import Layout, for_training, names_of, still_layers
 from steelyard.learning.settings import TrainingSettings
+from steelyard.messages.algorithm import Part
 from steelyard.messages.updates import LossState
 
 
@@ -64,8 +65,15 @@ class ClientLoop:
         still = set(map(id, still_layers(module)))
         self._modes = [(layer, id(layer) not in still) for layer in module.modules()]
         self._outside = _copied(layout.outside(module))
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._draws, self._joined = drawing(module), normalises_batches(module)
+        self._parts: dict[Part, dict[str, nn.Parameter]] = {}
+
+    def _moving(self, part: Part) -> dict[str, nn.Parameter]:
+        """Return by name the parameters of a part of the model."""
+        if part not in self._parts:
+            names = names_of(self.module, part)
+            self._parts[part] = {name: each for name, each in self.module.named_parameters() if name in names}
+        return self._parts[part]
 
     def train(
         self,
@@ -81,44 +89,86 @@ class ClientLoop:
         correction: torch.Tensor | None = None,
         augment: Augmentation | None = None,
         into: torch.Tensor | None = None,
+        part: Part = "everything",
     ) -> tuple[torch.Tensor, float]:
         """Train one client from `start` and return its flat model and the mean loss of its last pass over its data.
 
         `chance` seeds torch's generator for layers that draw from it; None leaves it alone, which threads must. `key`
         names the stream of draws by name: dropout's and those of `augment`. `descent` is the optimiser where it is not
         that of the settings alone; `correction` is the client's vector for it, flat. `into` is a vector for the model.
+        Of a `part` of the model, that part alone moves, and running means.
         """
-        module, parameters = self.module, self._parameters
-        self.layout.write(module, start)
-        self._begin_anew()
+        moving = self._moving(part)
+        parameters = list(moving.values())
+        self._begin_at(start)
         descent, taken = descent or Descent.of(settings), 0
         starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
-        corrections = [] if correction is None else _by_parameter(module, self.layout, correction)
+        views = {} if correction is None else self.layout.views(correction)
+        corrections = [views[name] for name in moving] if views else []
         memories = [descent.remember(parameter.detach()) for parameter in parameters] if descent.memories else []
-        each, weights = losses.per_sample(loss), class_weights(loss, features.device)
         passes = [cut(rows, batch_limit(settings, len(labels)), joined=self._joined) for rows in order]
         batches = [torch.from_numpy(np.array(batch)).to(features.device) for one in passes for batch in one]
         batches = batches[: settings.updates]
         last = max(len(batches) - len(passes[-1]), 0)
         mean = torch.zeros((), device=features.device)
+        slopes = self._slopes(loss, features.device, key, augment)
         with nullcontext() if chance is None else seeded(features.device, chance):
             for batch in batches:
-                for parameter in parameters:
-                    parameter.grad = None
-                set_chance(self._draws, key, taken)
-                target, seen = labels.index_select(0, batch), features.index_select(0, batch)
-                if augment is not None:
-                    seen = augment(seen, torch.tensor([key, taken], device=seen.device))
-                total = losses.weigh(each(outputs_of(module, seen), target), target, weights).sum()
-                _backward(total / len(batch), parameters)
+                total = slopes(features.index_select(0, batch), labels.index_select(0, batch), taken, parameters)
                 _descend(descent, taken, parameters, memories, starts, corrections)
                 if taken >= last:
-                    mean += total.detach()
+                    mean += total
                 taken += 1
-        return self.layout.read(module, into), float(mean) / max(sum(map(len, batches[last:])), 1)
+        return self.layout.read(self.module, into), float(mean) / max(sum(map(len, batches[last:])), 1)
 
-    def _begin_anew(self) -> None:
-        """Leave nothing of the client before: modes, and buffers that are no part of the model that is sent."""
+    def gradient(
+        self,
+        model: torch.Tensor,
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        loss: LossState,
+        chance: int | None = 0,
+        key: int = 0,
+        taken: int = 0,
+        augment: Augmentation | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradient of the mean loss of one batch at a flat model, and that loss.
+
+        In place of running means stands how far the batch moves them down. `taken` is the number of the step.
+        """
+        moving = self._moving("everything")
+        self._begin_at(model)
+        slopes = self._slopes(loss, features.device, key, augment)
+        with nullcontext() if chance is None else seeded(features.device, chance + taken):
+            total = slopes(features, labels, taken, list(moving.values()))
+        found = model - self.layout.read(self.module)
+        views = self.layout.views(found)
+        for name, parameter in moving.items():
+            if parameter.grad is not None:
+                views[name].copy_(parameter.grad)
+        return found, total / len(labels)
+
+    def _slopes(
+        self, loss: LossState, device: torch.device, key: int, augment: Augmentation | None
+    ) -> Callable[[torch.Tensor, torch.Tensor, int, list[nn.Parameter]], torch.Tensor]:
+        """Return what takes the gradient of a batch in some parameters and returns the sum of its losses."""
+        each, weights = losses.per_sample(loss), class_weights(loss, device)
+
+        def slopes(seen: torch.Tensor, target: torch.Tensor, taken: int, moving: list[nn.Parameter]) -> torch.Tensor:
+            for parameter in moving:
+                parameter.grad = None
+            set_chance(self._draws, key, taken)
+            if augment is not None:
+                seen = augment(seen, torch.tensor([key, taken], device=seen.device))
+            total = losses.weigh(each(outputs_of(self.module, seen), target), target, weights).sum()
+            _backward(total / len(target), moving)
+            return total.detach()
+
+        return slopes
+
+    def _begin_at(self, model: torch.Tensor) -> None:
+        """Take a flat model, and leave nothing of the client before: modes, and buffers that are not sent."""
+        self.layout.write(self.module, model)
         if not all(layer.training == wanted for layer, wanted in self._modes):
             for_training(self.module)
         for name, value in _copied(self._outside).items():
@@ -148,18 +198,12 @@ def train_client(
     return ClientLoop(module, layout).train(start, *given, **named)
 
 
-def _by_parameter(module: nn.Module, layout: Layout, flat: torch.Tensor) -> list[torch.Tensor]:
-    """Cut a flat vector into one tensor for each of the module's parameters."""
-    views = layout.views(flat)
-    return [views[name] for name, parameter in module.named_parameters() if parameter.requires_grad]
-
-
 def _backward(loss: torch.Tensor, parameters: list[nn.Parameter]) -> None:
     """Take the gradient; a user's module or loss may not let it, or may leave all parameters out."""
     if not loss.requires_grad:
         raise UserError(f"model.name: its outputs have no gradient while it trains; {_GRADIENT}")
     try:
-        loss.backward()
+        loss.backward(inputs=parameters)
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the user's own functions do on the way back
@@ -217,9 +261,12 @@ def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor |
     return torch.tensor(loss.class_weights, dtype=torch.float32, device=device)
 
 
-def chance_of(seed: int, round: int, client: str) -> int:
-    """Return the seed of layers that draw at random in this client's training of this round."""
-    return stream_key(seed, round, client, "layers")
+def chance_of(seed: int, round: int, client: str, before: int = 0) -> int:
+    """Return the seed of layers that draw at random in this client's training of this round.
+
+    `before` counts its trainings of this round before this one.
+    """
+    return stream_key(seed, round, client, f"layers {before}" if before else "layers")
 
 
 # Calling a module of the user.

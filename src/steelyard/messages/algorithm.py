@@ -59,7 +59,10 @@ class Batch(Protocol):
 
 
 class LocalSteps(Protocol):
-    """The local training of a cohort that an algorithm does itself; `Algorithm.train` is given it.
+    """The local training of some clients of a cohort that an algorithm does itself; `Algorithm.train` is given it.
+
+    An engine cuts a cohort into stacks of clients that train side by side, each maybe in a thread of its own. The
+    numbers of a model may stand in an order of the engine's; `part` says which are which.
 
     >>> def train(self, local: steelyard.LocalSteps):  # FedAvg's training, step by step
     ...     models, move = local.start, local.optimiser()
@@ -89,15 +92,15 @@ class LocalSteps(Protocol):
         """
         ...
 
-    def optimiser(self, part: Part = "everything") -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return (models, gradients) → models after one step of the optimiser of [training], on the current batch.
-
-        Only parameters of this part move; running means always do.
-        """
+    def optimiser(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return (models, gradients) → models after one step of the optimiser of [training], on the current batch."""
         ...
 
-    def trained(self, start: torch.Tensor) -> torch.Tensor:
-        """Return what the ordinary training of the round makes of these models, [clients, parameters]."""
+    def trained(self, start: torch.Tensor, part: Part = "everything", epochs: int | None = None) -> torch.Tensor:
+        """Return what the ordinary training of the round makes of these models, [clients, parameters].
+
+        Only parameters of this part move, and running means; `epochs` None is as [training] says.
+        """
         ...
 
 

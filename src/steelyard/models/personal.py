@@ -68,7 +68,7 @@ def of_client(
     held = Kept()
     held.restore(kept)
     received = parameters[None].to(torch.float32)
-    vectors = held.vectors(federation, algorithm, [client], received)
+    vectors = held.vectors(algorithm, [(federation, client)], received)
     found = algorithm.own_models(received, vectors, mask(base.network, algorithm.private, received.device))[0]
     return Own(found, base.preparation.sites.get(client), f"the own model of {client}", client)
 
@@ -107,7 +107,7 @@ def of_newcomer(
         raise UserError(f"--adapt: {words}: {answer.failures[0].reason}; allowed: more rows")
     if algorithm.personal and not algorithm.tunes:
         received = parameters[None].to(simulation.context.device)
-        vectors = simulation.context.kept.vectors("", algorithm, [client], received)
+        vectors = simulation.context.kept.vectors(algorithm, [("", client)], received)
         models = algorithm.own_models(received, vectors, simulation.context.private(algorithm))
     else:
         assert isinstance(answer.payload, DenseModels)

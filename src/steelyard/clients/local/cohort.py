@@ -21,7 +21,7 @@ from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.learning.descent import Descent
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import batch_limit, chance_of, orders
-from steelyard.messages.algorithm import Algorithm, Vectors
+from steelyard.messages.algorithm import Algorithm, Part, Vectors
 from steelyard.messages.updates import LossState, Task
 
 
@@ -29,9 +29,11 @@ class Kept:
     """All that the clients of a simulation keep; part of every checkpoint, so that a resume gives the same bits.
 
     A vector that is held is never written into: whoever keeps a copy of the table can tell what has changed since.
+    `room` is how many bytes of it may lie on a GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 0) -> None:
+        self._room = room
         self._held: dict[tuple[str, str, str | int, str], torch.Tensor] = {}
         """The model ("own", federation, client) that a client which ignores the global one goes on from; the global
         model ("global", federation, round), as far back as a stale client looks; ("vector", federation, client, name).
@@ -82,28 +84,33 @@ class Kept:
             self._held["own", task.federation, client, ""] = model.detach().cpu().clone()
 
     def vectors(
-        self, federation: str, algorithm: Algorithm, clients: Sequence[str], received: torch.Tensor
+        self, algorithm: Algorithm, owners: Sequence[tuple[str, str]], received: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return what these clients keep, stacked: [clients, parameters or 1] by name.
+        """Return what clients, each named behind its federation, keep: [clients, parameters or 1] by name.
 
-        `received` [clients, parameters] is what the clients received: a model of their own begins as that.
+        `received` [clients, parameters] is what they received: a model of their own begins as that.
         """
 
         def stacked(name: str) -> torch.Tensor:
-            found = algorithm.fresh(name, received).clone()
-            for row, client in enumerate(clients):
-                held = self._held.get(("vector", federation, client, name))
-                if held is not None:
-                    found[row] = held.to(found.device)
-            return found
+            fresh = algorithm.fresh(name, received)
+            held = [self._held.get(("vector", *owner, name)) for owner in owners]
+            if not any(each is not None for each in held):
+                return fresh.clone()
+            return torch.stack(
+                [new if each is None else each.to(new.device) for each, new in zip(held, fresh, strict=True)]
+            )
 
         return {name: stacked(name) for name in algorithm.keeps}
 
-    def keep_vectors(self, federation: str, clients: Sequence[str], vectors: Vectors) -> None:
-        """Keep what the clients ended with, [clients, parameters] by name."""
+    def keep_vectors(self, owners: Sequence[tuple[str, str]], vectors: Vectors) -> None:
+        """Keep what clients ended with, [clients, parameters] by name; on their device while there is room."""
         for name, rows in vectors.items():
-            for client, row in zip(clients, rows.detach().cpu(), strict=True):
-                self._held["vector", federation, client, name] = row.clone()
+            keys = [("vector", *owner, name) for owner in owners]
+            if rows.is_cuda:
+                others = (held.nbytes for key, held in self._held.items() if held.is_cuda and key not in set(keys))
+                rows = rows if sum(others) + rows.nbytes <= self._room else rows.cpu()
+            for key, row in zip(keys, rows.detach(), strict=True):
+                self._held[key] = row.clone()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return all of it by name: its kind, then federation, and client or round, and vector."""
@@ -126,6 +133,9 @@ class Cohort:
     tasks: tuple[Task, ...]
     populations: tuple[DevicePopulation, ...]
     """The population of each task's seed, as it trains this round."""
+    training: TrainingSettings
+    joined: bool
+    """Whether the network normalises over batches, so that a last batch of one row is joined to the one before."""
     loss: LossState
     """Form of the loss; the class weights are per task."""
     descent: Descent
@@ -142,9 +152,18 @@ class Cohort:
     """[jobs, parameters]: each job's correction, where the descent is corrected."""
     kept: Kept = field(default_factory=Kept)
     """What clients keep, these and all others."""
+    part: Part = "everything"
+    """The part of the model that moves."""
+    before: int = 0
+    """Trainings of these jobs in this round before this one: each draws anew."""
 
     def __len__(self) -> int:
         return len(self.task)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of the first task; where it takes the steps itself, that of all."""
+        return self.tasks[0].algorithm
 
     @property
     def dataset(self) -> DeviceDataset:
@@ -159,6 +178,11 @@ class Cohort:
             found[mine] = population.sizes[self.client[mine]]
         return found
 
+    @property
+    def counts(self) -> Ints:
+        """Number of steps of each job."""
+        return step_counts(self.sizes, self.training, joined=self.joined)
+
     def name(self, job: int) -> str:
         return self.populations[self.task[job]].names[self.client[job]]
 
@@ -172,14 +196,23 @@ class Cohort:
         begin, end = np.searchsorted(self.task, (number, number + 1)).tolist()
         return slice(begin, end), [self.name(job) for job in range(begin, end)]
 
-    def vectors(self, number: int, received: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what the clients of a task kept, [clients, parameters or 1] by name; see `Kept.vectors`."""
-        task = self.tasks[number]
-        return self.kept.vectors(task.federation, task.algorithm, self.jobs(number)[1], received)
+    @property
+    def owners(self) -> list[tuple[str, str]]:
+        """The federation and the client of each job."""
+        return [(self.tasks[number].federation, self.name(job)) for job, number in enumerate(self.task)]
 
-    def keep(self, number: int, vectors: Vectors) -> None:
-        """Let the clients of a task keep what they ended with, [clients, parameters] by name."""
-        self.kept.keep_vectors(self.tasks[number].federation, self.jobs(number)[1], vectors)
+    def vectors(self, received: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what the clients kept, [jobs, parameters or 1] by name; see `Kept.vectors`."""
+        return self.kept.vectors(self.algorithm, self.owners, received)
+
+    def keep(self, vectors: Vectors) -> None:
+        """Let the clients keep what they ended with, [jobs, parameters] by name."""
+        self.kept.keep_vectors(self.owners, vectors)
+
+    def of_task(self, number: int) -> Cohort:
+        """Return the jobs of one task."""
+        begin, end = np.searchsorted(self.task, (number, number + 1)).tolist()
+        return self.take(range(begin, end))
 
     def begin_at(self, models: torch.Tensor) -> Cohort:
         """Return the same jobs, each beginning at its row of models [jobs, parameters]."""
@@ -201,11 +234,16 @@ class Cohort:
         end = begin + int(population.sizes[self.client[job]])
         return population.dataset.gather(population.rows[begin:end]), population.labels[begin:end]
 
-    def order(self, job: int, training: TrainingSettings) -> NDArray[np.int64]:
+    def order(self, job: int) -> NDArray[np.int64]:
         """Return the order in which one job visits its samples: [epochs, size]."""
         task = self.tasks[self.task[job]]
         size = int(self.populations[self.task[job]].sizes[self.client[job]])
-        return orders(task.seed, task.round, [self.name(job)], size, training)[0]
+        return orders(task.seed, task.round, [self.name(job)], size, self.training)[0]
+
+    def chance(self, job: int) -> int:
+        """Return the seed of layers that draw, and the key of the stream of draws by name, in this training."""
+        task = self.tasks[self.task[job]]
+        return chance_of(task.seed, task.round, self.name(job), self.before)
 
     def loss_of(self, job: int) -> LossState:
         """Return the loss of one job with its class weights."""
@@ -222,9 +260,7 @@ class Cohort:
 
     def keys(self, device: torch.device) -> torch.Tensor:
         """Return the key of the stream from which each job's dropout by name draws, [jobs]."""
-        tasks = [self.tasks[number] for number in self.task]
-        found = [chance_of(task.seed, task.round, self.name(job)) for job, task in enumerate(tasks)]
-        return torch.tensor(found, dtype=torch.int64, device=device)
+        return torch.tensor([self.chance(job) for job in range(len(self))], dtype=torch.int64, device=device)
 
     def start(self, device: torch.device) -> torch.Tensor:
         """Return the starting model of every job, stacked: [jobs, parameters]."""
@@ -351,18 +387,17 @@ def step_counts(sizes: Ints, training: TrainingSettings, *, joined: bool = False
     return training.epochs * (steps - single)
 
 
-def longest_first(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> NDArray[np.int64]:
+def longest_first(cohort: Cohort) -> NDArray[np.int64]:
     """Return the jobs by falling number of steps and samples; jobs that are alike keep their order."""
-    sizes = cohort.sizes
-    return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training, joined=joined)))
+    return np.lexsort((np.arange(len(cohort)), -cohort.sizes, -cohort.counts))
 
 
-def schedule(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> Schedule:
+def schedule(cohort: Cohort) -> Schedule:
     """Lay out the steps of a cohort whose jobs stand by falling number of steps."""
-    sizes, device = cohort.sizes, cohort.dataset.device
-    counts = step_counts(sizes, training, joined=joined)
+    sizes, counts, device = cohort.sizes, cohort.counts, cohort.dataset.device
+    training, joined = cohort.training, cohort.joined
     batch = max(_widest(training, int(size), joined) for size in np.unique(sizes))
-    alike = _alike(cohort, sizes, training)
+    alike = _alike(cohort, sizes)
     steps = int(counts.max())
     # What the host makes goes to the device once: the order of the samples for each job, shares for each size only.
     order = np.zeros((len(cohort), steps, batch), dtype=np.int64)
@@ -401,7 +436,7 @@ def _widest(training: TrainingSettings, size: int, joined: bool) -> int:
     return batch_limit(training, size) + _single(training, size, joined)
 
 
-def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tuple[Ints, Ints, int, NDArray[np.int64]]]:
+def _alike(cohort: Cohort, sizes: Ints) -> list[tuple[Ints, Ints, int, NDArray[np.int64]]]:
     """Jobs of one task and one size at a time, with the order in which they visit their samples."""
     found: list[tuple[Ints, Ints, int, NDArray[np.int64]]] = []
     for number, task in enumerate(cohort.tasks):
@@ -410,7 +445,7 @@ def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tupl
         for size in np.unique(sizes[mine]):
             jobs = mine[sizes[mine] == size]
             names = [population.names[position] for position in cohort.client[jobs]]
-            order = orders(task.seed, task.round, names, int(size), training)
+            order = orders(task.seed, task.round, names, int(size), cohort.training)
             found.append((population.begins[cohort.client[jobs]], jobs, int(size), order))
     return found
 

@@ -64,7 +64,7 @@ class SimulationContext:
         self._engine: ChosenEngine | None = None
         self.leader: Leader | None = None
         """What shares cohorts out to other processes, where this one leads some."""
-        self.kept = Kept()
+        self.kept = Kept(memory_of(compute, self.device) // 4 if self.device.type == "cuda" else 0)
         """What clients keep from round to round."""
         self._masks: dict[str, torch.Tensor] = {}
         self._frozen: dict[str, tuple[tuple[int, int], ...]] = {}
@@ -337,7 +337,8 @@ class SimulationContext:
         table = np.array(jobs, dtype=np.int64).reshape(-1, 3)
         loss, descent = self.loss(tasks[0].loss), self._descent(tasks[0])
         form = LossState(loss.name, None, loss.shape, loss.scale)
-        made = (tuple(tasks), tuple(populations), form, descent, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
+        how = self.training, self.setup.batch_norm, form, descent
+        made = (tuple(tasks), tuple(populations), *how, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
         cohort = self._begun(Cohort(*made, kept=self.kept))
         return replace(cohort, corrections=self._corrections(cohort)) if descent.corrected else cohort, failures
 
@@ -356,7 +357,7 @@ class SimulationContext:
         for number, task in enumerate(cohort.tasks):
             jobs, _ = cohort.jobs(number)
             if task.algorithm.personal:
-                kept = cohort.vectors(number, models[jobs])
+                kept = cohort.of_task(number).vectors(models[jobs])
                 models[jobs] = task.algorithm.begin(models[jobs], kept, self.private(task.algorithm))
             if ranks[number]:
                 cut_to_ranks(models[jobs], torch.from_numpy(self.setup.layout.adapters), ranks[number])
@@ -366,8 +367,9 @@ class SimulationContext:
         """What each job's algorithm adds to its gradients or steps, [jobs, parameters]."""
         parts: list[torch.Tensor] = []
         for number, task in enumerate(cohort.tasks):
-            received = task.parameters.to(self.device).expand(len(cohort.jobs(number)[1]), -1)
-            parts.append(task.algorithm.correction(self.received(task), cohort.vectors(number, received)))
+            mine = cohort.of_task(number)
+            received = task.parameters.to(self.device).expand(len(mine), -1)
+            parts.append(task.algorithm.correction(self.received(task), mine.vectors(received)))
         return torch.cat(parts)
 
     def received(self, task: Task) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from steelyard.base import randomness
-from steelyard.clients.local.cohort import Cohort, step_counts
+from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.population import DevicePopulation, Ints
 from steelyard.clients.protocol import Sending, Step
@@ -49,9 +49,14 @@ class Trained(Sending):
         return here.models
 
     @property
+    def mine(self) -> Cohort:
+        """The jobs of the task."""
+        return self.cohort.of_task(self.number)
+
+    @property
     def clients(self) -> Ints:
         """Where the clients stand in their population."""
-        return self.cohort.client[self.cohort.jobs(self.number)[0]]
+        return self.mine.client
 
 
 class OfAlgorithm(Step[Trained]):
@@ -74,25 +79,22 @@ class OfAlgorithm(Step[Trained]):
             sending.own = models.clone()
         if algorithm.private != "nothing":
             # Clients keep their whole model where a part of it is private; what is sent lacks that part.
-            sending.cohort.keep(sending.number, {OWN: models})
+            sending.mine.keep({OWN: models})
             private = self._context.private(algorithm).to(models.device)
             models.copy_(models.where(~private, task.parameters.to(models.device)))
         if algorithm.replaces and sending.local is not None:
             sent, keep = algorithm.sent(sending.local)
             models.copy_(sent)
-            sending.cohort.keep(sending.number, keep)
+            sending.mine.keep(keep)
 
     def _local(self, sending: Trained) -> LocalTraining:
         """Return what the clients of a task did, with their second training."""
-        cohort, task, context, device = sending.cohort, sending.task, self._context, self._context.device
-        jobs, names = cohort.jobs(sending.number)
-        mine = cohort.take(range(len(cohort))[jobs])
+        mine, task, context, device = sending.mine, sending.task, self._context, self._context.device
         common = len(np.unique(mine.origin)) == 1
         start = mine.starts[mine.origin[0]].to(device)[None] if common else mine.start(device)
-        counts = step_counts(mine.sizes, context.training, joined=context.setup.batch_norm)
-        steps = torch.from_numpy(counts).to(device, torch.float32)[:, None]
-        kept = cohort.vectors(sending.number, start.expand(len(names), -1))
-        did = (start, sending.models.to(device), steps, cohort.descent.rate, context.received(task), kept)
+        steps = torch.from_numpy(mine.counts).to(device, torch.float32)[:, None]
+        kept = mine.vectors(start.expand(len(mine), -1))
+        did = (start, sending.models.to(device), steps, mine.descent.rate, context.received(task), kept)
         local = LocalTraining(*did)
         second = task.algorithm.again(local)
         return local if second is None else replace(local, second=self._trained_again(mine, second))
@@ -278,7 +280,7 @@ class OfVectors(Step[Trained]):
             # A hostile client's vectors follow from the model that it sends, not from the one that it trained.
             sent = replace(sending.local, models=models.to(self._context.device))
             keep, made = algorithm.after_training(sent)
-            sending.cohort.keep(sending.number, keep)
+            sending.mine.keep(keep)
             vectors = dict(made)
         listening = self._listen(sending) if sending.own is not None else None
         sending.updates = replace(sending.updates, vectors=vectors, listening=listening)
@@ -290,12 +292,12 @@ class OfVectors(Step[Trained]):
         """
         task, device = sending.task, self._context.device
         received = task.parameters.to(device).expand(len(sending.clients), -1)
-        last = sending.cohort.vectors(sending.number, received)[LAST]
+        last = sending.mine.vectors(received)[LAST]
         sent = sending.models.to(device)
         matrix = task.algorithm.listen(self._heard(sending, sent, last))
         mixed = matrix @ sent.nan_to_num(0.0, 0.0, 0.0) + (1 - matrix.sum(dim=1, keepdim=True)) * last
         assert sending.own is not None, "the algorithm has put it there"
-        sending.cohort.keep(sending.number, {OWN: mixed, LAST: sending.own})
+        sending.mine.keep({OWN: mixed, LAST: sending.own})
         return matrix.to(torch.float64).cpu().numpy()
 
     def _heard(self, sending: Trained, sent: torch.Tensor, last: torch.Tensor) -> Listening:

@@ -118,14 +118,15 @@ class DevicePopulation:
         The part is drawn anew each round. Everything but training sees all rows.
         """
         lazy = {name: how.work for name, how in self.behaviours.items() if how.work < 1 and name in self.position}
-        if not lazy:
-            return self
+        parts = {name: max(1, int(np.rint(work * self.sizes[self.position[name]]))) for name, work in lazy.items()}
+        return self.parts(parts, seed, round, "flaws/few-steps") if parts else self
+
+    def parts(self, parts: Mapping[str, int], seed: int, round: int, purpose: str) -> DevicePopulation:
+        """Return the population with so many rows of some clients, drawn by seed, round, client and purpose."""
         chosen: dict[int, tuple[Ints, int]] = {}
-        for name, share in lazy.items():
-            size = int(self.sizes[self.position[name]])
-            part = min(size, max(1, int(np.rint(share * size))))
-            drawn = generator(seed, round, name, "flaws/few-steps").permutation(size)[:part]
-            chosen[self.position[name]] = np.sort(drawn), part
+        for name, part in parts.items():
+            drawn = generator(seed, round, name, purpose).permutation(int(self.sizes[self.position[name]]))[:part]
+            chosen[self.position[name]] = np.sort(drawn), len(drawn)
         return self._arranged(chosen)
 
     def holding_back(self, share: float, seed: int) -> DevicePopulation:
@@ -133,8 +134,6 @@ class DevicePopulation:
 
         The rows that are held back follow those that are trained on. A client with one row trains and tests on it.
         """
-        if not share:
-            return self
         chosen: dict[int, tuple[Ints, int]] = {}
         for position, name in enumerate(self.names):
             size = int(self.sizes[position])
@@ -145,13 +144,14 @@ class DevicePopulation:
 
     def _arranged(self, chosen: Mapping[int, tuple[Ints, int]]) -> DevicePopulation:
         """Return the population with these rows of some clients in front, of which they train on the first so many."""
-        found = copy.copy(self)
-        found.sizes, found.rows, found.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
+        found, order = copy.copy(self), np.arange(len(self.rows))
+        found.sizes = self.sizes.copy()
         for position, (rows, count) in chosen.items():
-            begin = int(self.begins[position])
-            span, places = slice(begin, begin + len(rows)), torch.from_numpy(begin + rows).to(self.rows.device)
+            begin = self.begins[position]
+            order[begin : begin + len(rows)] = begin + rows
             found.sizes[position] = count
-            found.rows[span], found.labels[span] = self.rows[places], self.labels[places]
+        places = torch.from_numpy(order).to(self.rows.device)
+        found.rows, found.labels = self.rows[places], self.labels[places]
         return found
 
     @property

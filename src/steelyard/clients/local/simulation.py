@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.clients.local.by_hand import HandEngine
-from steelyard.clients.local.cohort import Cohort, step_counts
+from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.engines.engine import Trainer
 from steelyard.clients.local.evaluator import evaluations, measured
@@ -68,7 +67,6 @@ class Simulation(Clients):
         of_training = [kind(self.context) for kind in (OfAlgorithm, OfBehaviour, OfVectors)]
         self.steps: tuple[Step[Trained], ...] = in_order([*of_training, self._measured])
         """What happens to updates before they leave; `SendingClients` has what comes after."""
-        self._by_hand = HandEngine(self.context)
         self._tests = ClientTests(self.context, self._tuned)
         self._peak = 0
 
@@ -106,9 +104,6 @@ class Simulation(Clients):
         """Make what a task's clients send of the models that they have trained."""
         task, (jobs, names), context = cohort.tasks[number], cohort.jobs(number), self.context
         clients = cohort.client[jobs]
-        steps = step_counts(
-            cohort.populations[number].sizes[clients], context.training, joined=context.setup.batch_norm
-        )
         updates = Updates(
             federation=task.federation,
             round=task.round,
@@ -118,18 +113,17 @@ class Simulation(Clients):
             losses=losses[jobs],
             payload=models,
             failures=tuple(failures),
-            steps=steps,
+            steps=cohort.counts[jobs],
         )
         sending = Trained(task, updates, cohort, number)
         for step in self.steps:
             step.out(sending)
         return sending.updates
 
-    def trainer(self, cohort: Cohort) -> Trainer:
-        """Return what trains a cohort."""
-        if self.context.leader is not None:
-            return self.context.leader
-        return self._by_hand if cohort.tasks[0].algorithm.by_hand else self.context.engine
+    @property
+    def trainer(self) -> Trainer:
+        """Return what trains cohorts."""
+        return self.context.leader or self.context.engine
 
     def _trained(self, cohort: Cohort) -> tuple[list[DenseModels], Floats]:
         """Return the models of each task, and the losses of all jobs; free riders do no work."""
@@ -138,11 +132,11 @@ class Simulation(Clients):
             return self.context.leader.trained(cohort)
         models, losses = self.context.matrix(len(cohort)), np.zeros(len(cohort))
         if not idle.any() and len(cohort):
-            losses = self.trainer(cohort).train(cohort, models)
+            losses = self.trainer.train(cohort, models)
         elif not idle.all():
             busy = np.flatnonzero(~idle)
             trained = self.context.matrix(len(busy))
-            losses[busy] = self.trainer(cohort).train(cohort.take(busy), trained)
+            losses[busy] = self.trainer.train(cohort.take(busy), trained)
             models[torch.from_numpy(busy).to(models.device)] = trained.to(models.device)
         for job in np.flatnonzero(idle).tolist():
             task = cohort.tasks[cohort.task[job]]
@@ -204,7 +198,6 @@ class Simulation(Clients):
     def close(self) -> None:
         if self.context.leader is not None:
             self.context.leader.close()
-        self._by_hand = HandEngine(self.context)
         self._measured.forget()
         self.context.close()
 
@@ -313,5 +306,6 @@ class ClientTests:
     def _models(self, question: Question, clients: Sequence[str], model: torch.Tensor) -> torch.Tensor:
         """Return what some clients test for one candidate: [clients, parameters]."""
         shared = model.expand(len(clients), -1)
-        kept = self.context.kept.vectors(question.federation, question.algorithm, clients, shared)
+        owners = [(question.federation, client) for client in clients]
+        kept = self.context.kept.vectors(question.algorithm, owners, shared)
         return question.algorithm.own_models(shared, kept, self.context.private(question.algorithm))

@@ -7,7 +7,7 @@ changes the weights; nothing is kept that plain SGD does not need. What autograd
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,6 +101,22 @@ class Collected(Writer):
 
     def ready(self, name: str, gradient: torch.Tensor) -> None:
         self.gradients[name].copy_(gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class OfPart(Writer):
+    """Gradients of the parameters of these names alone, put where another writer puts them."""
+
+    write: Writer
+    names: Collection[str]
+
+    def product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
+        if name in self.names:
+            self.write.product(name, slope, inputs)
+
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        if name in self.names:
+            self.write.ready(name, gradient)
 
 
 OutputGradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

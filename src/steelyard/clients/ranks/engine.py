@@ -26,7 +26,7 @@ from steelyard.algorithms.settings import AlgorithmSettings, algorithm_table
 from steelyard.base.errors import UserError, in_words
 from steelyard.base.settings import validated
 from steelyard.clients.local import Simulation, SimulationServer
-from steelyard.clients.local.cohort import Cohort, Kept, step_counts
+from steelyard.clients.local.cohort import Cohort, Kept
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import device_of, memory_of, threads_of
@@ -95,14 +95,14 @@ class Share:
         cohort = Cohort(
             tuple(tasks),
             tuple(each.at_work(task.seed, task.round) for each, task in zip(populations, tasks, strict=True)),
-            read_loss(content["loss"]),
+            *(context.training, context.setup.batch_norm, read_loss(content["loss"])),
             Descent(**content["descent"]),
             *(jobs[:, 0], jobs[:, 1], (*(task.parameters for task in tasks), *extra), jobs[:, 2]),
             corrections=content["corrections"],
             kept=kept,
         )
         models = context.matrix(len(cohort))
-        losses = simulation.trainer(cohort).train(cohort, models) if len(cohort) else np.zeros(0)
+        losses = simulation.trainer.train(cohort, models) if len(cohort) else np.zeros(0)
         self._held[content["training"]] = DenseModels(models), tasks
         return {"losses": losses, "state": None if content["state"] is None else kept.snapshot()}
 
@@ -270,8 +270,7 @@ class RanksEngine:
         """Train a cohort; return the models of each task, which stay where they were trained, and all losses."""
         for seed in {task.seed for task in cohort.tasks} - self._same_data:
             self._check_data(seed)
-        setup = self.context.setup
-        counts = step_counts(cohort.sizes, setup.training, joined=setup.batch_norm).tolist()
+        counts = cohort.counts.tolist()
         numbers = range(len(cohort.tasks))
         slices = [cohort.jobs(number)[0] for number in numbers]
         shares = share_out(
@@ -293,7 +292,7 @@ class RanksEngine:
             losses[jobs] = answers[rank]["losses"]
             for row, job in enumerate(jobs):
                 places[job] = rank, row
-        if cohort.tasks[0].algorithm.by_hand:
+        if cohort.algorithm.by_hand:
             told = {key: held for rank in answers for key, held in answers[rank]["state"].items()}
             cohort.kept.restore({**cohort.kept.snapshot(), **told})
         held = Held(self._trainings, cohort.tasks)
@@ -325,7 +324,7 @@ def _given(cohort: Cohort, jobs: Sequence[int]) -> Content:
         extra += [start] if same is None else []
     origin = np.array([origins[each] for each in mine.origin.tolist()], dtype=np.int64)
     state: dict[str, torch.Tensor] | None = None
-    if cohort.tasks[0].algorithm.by_hand:
+    if cohort.algorithm.by_hand:
         whose = {(cohort.tasks[mine.task[job]].federation, mine.name(job)) for job in range(len(mine))}
         state = {key: each for key, each in cohort.kept.snapshot().items() if tuple(json.loads(key)[1:3]) in whose}
     return {

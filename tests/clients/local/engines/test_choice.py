@@ -15,7 +15,8 @@ from tests.kit import assert_refused
 from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.engines import choice, table
 from steelyard.clients.local.engines.choice import Trial, run_trial
-from steelyard.clients.local.engines.engine import SequentialEngine, TrainingSetup
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.loop import LoopEngine
 from steelyard.clients.local.engines.table import ENGINES, DoesNotFit, can_fork, candidates, make, parse
 from steelyard.learning.models import DenseNet, ModelSettings
 from steelyard.messages.updates import Floats
@@ -93,7 +94,7 @@ def test_of_two_trials_the_first_to_write_decides_and_a_damaged_file_is_tried_ag
     assert choice.kept_choice("other") is None
 
 
-class OneWrong(SequentialEngine):
+class OneWrong(LoopEngine):
     """All updates right but the last one, which is another client's."""
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
@@ -102,7 +103,7 @@ class OneWrong(SequentialEngine):
         return losses
 
 
-class Noisy(SequentialEngine):
+class Noisy(LoopEngine):
     """The loop's updates and noise of this share of their size, another one for each start."""
 
     def __init__(self, setup: TrainingSetup, share: float) -> None:
@@ -146,16 +147,16 @@ def test_an_engine_may_be_as_far_as_rounding_takes_the_loop(
     rounding: float, refused: set[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two updates with independent noise of .03 are .042 apart, and three times that is allowed; never more than .3.
-    monkeypatch.setattr(choice, "SequentialEngine", lambda given: Noisy(given, rounding))
+    monkeypatch.setattr(choice, "LoopEngine", lambda given: Noisy(given, rounding))
     engines = {str(share): lambda given, share=share: Noisy(given, share) for share in (0.01, 0.1, 0.2, 0.4)}
     assert set(run_trial(*work(), engines, timed=False).refused) == {str(share) for share in refused}
 
 
 def test_an_engine_that_breaks_or_has_one_wrong_client_is_refused_with_the_reason() -> None:
-    def broken(setup: TrainingSetup) -> SequentialEngine:
+    def broken(setup: TrainingSetup) -> LoopEngine:
         raise ValueError("no such operator\nand more")
 
-    found = run_trial(*work(), {"one wrong": OneWrong, "right": SequentialEngine, "broken": broken})
+    found = run_trial(*work(), {"one wrong": OneWrong, "right": LoopEngine, "broken": broken})
     assert set(found.refused) == {"one wrong", "broken"}
     assert found.refused["broken"] == "ValueError: no such operator"
     assert run_trial(*work(), {"broken": broken}).best == "loop"

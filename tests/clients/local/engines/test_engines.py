@@ -19,6 +19,7 @@ from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep,
 from steelyard.clients.local.engines.table import hand_derived_steps
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import TrainingSettings
+from steelyard.messages.algorithm import Part
 
 BUILT_IN = [name for name in cases.MODELS if name not in ("own", "keras")]
 CONVOLUTIONAL = [name for name in BUILT_IN if name.startswith("cnn")]
@@ -79,10 +80,10 @@ def on_graphs(engine: str, expected: Simulation, what: Case, start: torch.Tensor
     """Train the first federation as a GPU would: the same buffers and steps, without a graph."""
     setup = expected.context.setup
 
-    def step(descent: Descent) -> StackStep:
+    def step(descent: Descent, part: Part) -> StackStep:
         if engine == "derived":
             return HandDerivedStep(hand_derived_steps(setup.module, setup.layout, "float32"), descent)  # type: ignore[arg-type]
-        return (MappedStep if engine == "captured" else CompiledStep)(setup, descent)
+        return (MappedStep if engine == "captured" else CompiledStep)(setup, descent, part)
 
     made = GraphEngine(setup, step, "stacked/graph", 3)
     cohort, _ = expected.context.cohort(cases.tasks_of(expected.names(0), start, what, 1))

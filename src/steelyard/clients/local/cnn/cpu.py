@@ -14,11 +14,11 @@ matrices.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from steelyard.clients.local.cnn.pooled import (
@@ -31,13 +31,16 @@ from steelyard.clients.local.cnn.pooled import (
     send_back,
 )
 from steelyard.clients.local.cnn.steps import ConvOrder
-from steelyard.clients.local.cohort import Cohort, longest_first
-from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
-from steelyard.clients.local.hardware import WorkerThreads, arithmetic, on_large_pages
+from steelyard.clients.local.cohort import Cohort
+from steelyard.clients.local.engines.engine import Jobs, TrainingSetup
+from steelyard.clients.local.engines.loop import LoopEngine
+from steelyard.clients.local.hardware import on_large_pages
 from steelyard.clients.local.steps import OutputGradient, output_gradient
 from steelyard.learning.descent import Descent, StackDescent
 from steelyard.learning.models import ConvNet
+from steelyard.learning.parameters import names_of
 from steelyard.learning.training import batch_limit
+from steelyard.messages.algorithm import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,24 +141,34 @@ aten = torch.ops.aten
 
 
 class FusedClient:
-    """One client's model in native order and its training step; a thread uses one for all its clients in turn."""
+    """One client's model in native order and its training step; a thread uses one for all its clients in turn.
 
-    def __init__(self, order: ConvOrder, second: PooledConvolution, descent: Descent) -> None:
+    `names` are the parameters that move.
+    """
+
+    def __init__(self, order: ConvOrder, second: PooledConvolution, descent: Descent, names: Collection[str]) -> None:
         self.first = FirstConvolution(order.image, order.kernel, order.channels[0], rectified=order.rectified)
-        self.rectified = order.rectified
+        self.rectified, self.order = order.rectified, order
         self.second, self.rate, self.taken = second, descent.rate, 0
         self.model = on_large_pages(order.layout.size)
         self.named = order.views(self.model)
         self.gradients = None if descent.plain else torch.zeros_like(self.model)
         self.slopes = {} if self.gradients is None else order.views(self.gradients)
-        self.optimiser = StackDescent(descent, self.model)
+        self.names = names
+        self.optimiser = StackDescent(descent, self.model[None], order.layout.columns(names))
+        self._start: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        """The last start, its version, and in native order: clients often begin alike."""
 
     def begin(self, start: torch.Tensor, descent: Descent, correction: torch.Tensor | None) -> FusedClient:
         """Take the model that the next client starts from, this round's descent, and the client's correction."""
-        self.model.copy_(start)
+        if self._start is None or self._start[0] is not start or self._start[1] != start._version:
+            self._start = start, start._version, self.order.native(start.to(self.model)[None])
+        self.model.copy_(self._start[2][0])
         self.rate, self.taken = descent.rate, 0
         self.optimiser.descent = descent
-        self.optimiser.begin(start, correction)
+        self.optimiser.begin(
+            self.model[None], None if correction is None else self.order.native(correction.to(self.model)[None])
+        )
         return self
 
     def step(
@@ -178,113 +191,110 @@ class FusedClient:
         below = aten.threshold_backward(named["dense2.weight"].t() @ slope, hidden, 0)
         self._product("dense2.weight", slope, hidden.t())
         self._add("dense2.bias", slope.sum(1))
-        slope = below
-        flat_slope = slope.t().contiguous() @ named["dense1.weight"]
+        if "dense1.weight" in self.names:  # else nothing below the head moves
+            self._body(below, flat, below2.shape, rows)
+        if self.gradients is not None:
+            self.optimiser.apply(self.model[None], self.gradients[None], self.taken)
+            self.taken += 1
+        return each
+
+    def _body(self, slope: torch.Tensor, flat: torch.Tensor, grid: torch.Size, rows: torch.Tensor) -> None:
+        """Take the slope at the hidden units down through the network."""
+        below = slope.t().contiguous() @ self.named["dense1.weight"]
         self._product("dense1.weight", slope, flat)
         self._add("dense1.bias", slope.sum(1))
-        slope = self._cut(flat_slope, flat).view(below2.shape)
+        slope = self._cut(below, flat).view(grid)
         self._add("conv2.bias", slope.sum((0, 1, 2)))
         below, kernels = self.second.backward(slope)
         self._add("conv2.weight", kernels)
         slope = self._cut(below.reshape(rows.shape), rows)
         self._add("conv1.bias", slope.sum(0))
         self._add("conv1.weight", self.first.backward(slope))
-        if self.gradients is not None:
-            self.optimiser.apply(self.model, self.gradients, self.taken)
-            self.taken += 1
-        return each
 
     def _cut(self, slope: torch.Tensor, passed: torch.Tensor) -> torch.Tensor:
         """The slope below a ReLU after a convolution, where the network has one."""
         return aten.threshold_backward(slope, passed, 0) if self.rectified else slope
 
     def _product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
+        if name not in self.names:
+            return
         if self.gradients is None:
             self.named[name].addmm_(slope, inputs, alpha=-self.rate)
         else:
             torch.mm(slope, inputs, out=self.slopes[name])
 
     def _add(self, name: str, gradient: torch.Tensor) -> None:
+        if name not in self.names:
+            return
         if self.gradients is None:
             self.named[name].sub_(gradient, alpha=self.rate)
         else:
             self.slopes[name].copy_(gradient)
 
 
-class FusedEngine(Unstacked):
+class FusedEngine(LoopEngine):
     """Trains clients of a ConvNet one at a time on each thread; use it on the CPU.
 
     With `winograd` the second convolution, most of the work, takes fewer multiplications; it pays at small batches.
     """
 
     def __init__(self, setup: TrainingSetup, module: ConvNet, *, winograd: bool = False) -> None:
-        self.setup = setup
+        super().__init__(setup, setup.threads)
         self.name = "fused/winograd" if winograd else "fused"
         self.order = ConvOrder(module, setup.layout)
-        self.workers = WorkerThreads(setup.threads)
         self._of_thread = threading.local()
 
-    def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
-        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
-        losses = torch.zeros(len(cohort), dtype=torch.float64, device=self.setup.device)
-        starts = {
-            int(origin): self.order.native(cohort.starts[origin].to(out.device)[None])[0]
-            for origin in np.unique(cohort.origin)
-        }
+    def stack(self, cohort: Cohort, jobs: Jobs, out: torch.Tensor, whole: int) -> torch.Tensor:
+        client, losses = self._client(cohort.descent, cohort.part), list[torch.Tensor]()
+        for job, row in enumerate(jobs):
+            correction = None if cohort.corrections is None else cohort.corrections[job]
+            client.begin(cohort.starts[cohort.origin[job]], cohort.descent, correction)
+            losses.append(_train(client, cohort, job))
+            out[row].copy_(self.order.restore(client.model[None])[0])
+        return torch.stack(losses)
 
-        def corrected(job: np.int64) -> torch.Tensor | None:
-            found = cohort.corrections
-            return None if found is None else self.order.native(found[int(job)].to(out.device)[None])[0]
-
-        def work(job: np.int64) -> None:
-            client = self._client(cohort.descent).begin(starts[int(cohort.origin[job])], cohort.descent, corrected(job))
-            losses[job] = self._one(cohort, int(job), client)
-            out[job].copy_(self.order.restore(client.model[None])[0])
-
-        with arithmetic(self.setup.precision, self.setup.device), torch.no_grad():
-            # Longest first, so that no thread is left with a long client at the end.
-            self.workers.run(work, list(longest_first(cohort, self.setup.training)))
-        return losses.cpu().numpy()
-
-    def _client(self, descent: Descent) -> FusedClient:
+    def _client(self, descent: Descent, part: Part) -> FusedClient:
         """The model and memory of this thread, the same for every client that it trains with such a descent."""
-        if getattr(self._of_thread, "form", None) != descent.form:
+        form = descent.form, part
+        if getattr(self._of_thread, "form", None) != form:
             half = torch.bfloat16 if self.setup.precision == "bfloat16" else torch.float32
             kernel = self.order.kernel
             second = WinogradConvolution(kernel) if self.name == "fused/winograd" else LibraryConvolution(kernel, half)
-            self._of_thread.client = FusedClient(self.order, second, descent)
-            self._of_thread.form = descent.form
+            self._of_thread.client = FusedClient(self.order, second, descent, names_of(self.setup.module, part))
+            self._of_thread.form = form
         return self._of_thread.client
 
-    def _one(self, cohort: Cohort, job: int, client: FusedClient) -> torch.Tensor:
-        training = self.setup.training
-        features, labels = cohort.samples(job)
-        images = features.reshape(-1, *self.order.image)
-        augment, keys = cohort.dataset.augment, cohort.take([job]).keys(labels.device)
-        if augment is None:
-            images = client.first.split(images)
-        gradient = output_gradient(cohort.loss)
-        order = torch.from_numpy(np.array(cohort.order(job, training))).to(labels.device)
-        kappa = _sample_weights(cohort, job, labels)
-        batch, size = batch_limit(training, len(labels)), len(labels)
-        steps = [(rows, begin) for rows in order for begin in range(0, size, batch)][: training.updates]
-        last = max(len(steps) - -(-size // batch), 0)
-        total = torch.zeros((), dtype=torch.float64, device=labels.device)
-        samples = 0
-        seen, true, weigh = images, labels, kappa
-        for number, (rows, begin) in enumerate(steps):
-            if batch < size and begin == 0:
-                seen, true, weigh = images[rows], labels[rows], kappa[rows]
-            part = slice(begin, begin + batch)
-            count = min(begin + batch, size) - begin
-            shown = seen[part]
-            if augment is not None:
-                shown = client.first.split(augment(shown, torch.stack([keys[0], torch.tensor(number)])))
-            each = client.step(shown, true[part], weigh[part] / count, gradient)
-            if number >= last:
-                total += (each * weigh[part]).sum()
-                samples += count
-        return total / samples
+
+def _train(client: FusedClient, cohort: Cohort, job: int) -> torch.Tensor:
+    """Train one job of a cohort; return the mean loss of its last pass."""
+    training = cohort.training
+    features, labels = cohort.samples(job)
+    images = features.reshape(-1, *client.order.image)
+    augment, key = cohort.dataset.augment, cohort.chance(job)
+    if augment is None:
+        images = client.first.split(images)
+    gradient = output_gradient(cohort.loss)
+    order = torch.from_numpy(np.array(cohort.order(job))).to(labels.device)
+    kappa = _sample_weights(cohort, job, labels)
+    batch, size = batch_limit(training, len(labels)), len(labels)
+    steps = [(rows, begin) for rows in order for begin in range(0, size, batch)][: training.updates]
+    last = max(len(steps) - -(-size // batch), 0)
+    total = torch.zeros((), dtype=torch.float64, device=labels.device)
+    samples = 0
+    seen, true, weigh = images, labels, kappa
+    for number, (rows, begin) in enumerate(steps):
+        if batch < size and begin == 0:
+            seen, true, weigh = images[rows], labels[rows], kappa[rows]
+        part = slice(begin, begin + batch)
+        count = min(begin + batch, size) - begin
+        shown = seen[part]
+        if augment is not None:
+            shown = client.first.split(augment(shown, torch.tensor([key, number])))
+        each = client.step(shown, true[part], weigh[part] / count, gradient)
+        if number >= last:
+            total += (each * weigh[part]).sum()
+            samples += count
+    return total / samples
 
 
 def _sample_weights(cohort: Cohort, job: int, labels: torch.Tensor) -> torch.Tensor:

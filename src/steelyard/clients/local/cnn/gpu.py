@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,6 +35,7 @@ class KernelSteps:
     def __init__(self, steps: ConvSteps, descent: Descent, precision: str) -> None:
         self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
         self.shares, self.draws, self.first_is_shared = SHARES, False, False
+        self.moved: Sequence[slice] = [slice(None)]
         self.native, self.restore = steps.native, steps.restore
         self.how = ARITHMETIC[precision]
         self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]

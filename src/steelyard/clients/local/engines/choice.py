@@ -28,14 +28,16 @@ from torch import nn
 from steelyard.base.errors import UserError
 from steelyard.base.files import cache_folder
 from steelyard.base.logs import doing
-from steelyard.clients.local.cohort import Cohort, step_counts
-from steelyard.clients.local.engines.engine import Engine, SequentialEngine, TrainingSetup, train_job
+from steelyard.clients.local.cohort import Cohort
+from steelyard.clients.local.engines.engine import Engine, TrainingSetup
+from steelyard.clients.local.engines.loop import LoopEngine, train_job
 from steelyard.clients.local.engines.stacked import even
 from steelyard.clients.local.engines.table import STACKING, DoesNotFit, candidates, kind_of, make, parse
 from steelyard.clients.local.hardware import arithmetic
 from steelyard.clients.local.layers import has_hooks
 from steelyard.learning import losses
 from steelyard.learning.training import ClientLoop
+from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.updates import Floats
 
 
@@ -229,10 +231,10 @@ class ChosenEngine:
         warnings.warn(note, stacklevel=2)
         self.notes.append(note)
         self.choice, self.reason = "loop", f"{self.name} does not take this model: {why}"
-        return SequentialEngine(self.setup)
+        return LoopEngine(self.setup)
 
     def _automatic(self, cohort: Cohort) -> Engine:
-        names = candidates(self.setup, int(step_counts(cohort.sizes, self.setup.training).sum()))
+        names = candidates(self.setup, int(cohort.counts.sum()))
         key = choice_key(self.setup, cohort, names)
         known = kept_choice(key)
         if known is None:
@@ -347,23 +349,21 @@ def run_trial(
     timed: bool = True,
 ) -> Trial:
     """Try engines on a few steps of this cohort's first clients; use it once per model and machine."""
-    updates = None if setup.training.updates is None else min(setup.training.updates, TRIAL_STEPS)
-    short = replace(setup, training=setup.training.model_copy(update={"epochs": 1, "updates": updates}))
-    few = _shortened(cohort, short)
-    draws, changed = _alone(short, few)
+    few = _shortened(cohort)
+    draws, changed = _alone(setup, few)
     found = Trial(draws=draws)
     if draws:
         found.refused = dict.fromkeys(engines.keys() - {"loop"}, "the model draws at random while it trains")
         return found
     pair = few.take(range(min(2, len(few))))
     begun = time.perf_counter()
-    expected = _trained(SequentialEngine(short), pair)
+    expected = _trained(LoopEngine(setup), pair)
     many = few.take(range(_enough(setup, few, (time.perf_counter() - begun) / len(pair)))) if timed else pair
-    rounding = cache(lambda: _rounding(short, expected, pair))  # only where an engine needs it, and once for all
+    rounding = cache(lambda: _rounding(setup, expected, pair))  # only where an engine needs it, and once for all
     ready: dict[str, tuple[Engine, Cohort]] = {}
     for name, maker in engines.items():
         try:
-            engine = maker(short)
+            engine = maker(setup)
             if changed and engine.stack_size(few) is not None:
                 found.refused[name] = f"its buffer {changed[0]} changes while it trains and is not sent"
                 continue
@@ -388,20 +388,27 @@ def run_trial(
     return found
 
 
-def _shortened(cohort: Cohort, setup: TrainingSetup) -> Cohort:
-    """The same jobs with at most a few steps each, the last of them with fewer samples than the others.
+def _shortened(cohort: Cohort) -> Cohort:
+    """The same jobs with at most a few steps of ordinary training each, the last with fewer samples than the others.
 
     Stacks pad such a batch, so an engine whose padding reaches the model (one that looks at its batch as a whole)
     shows here, and not in a later round.
     """
-    batch = setup.training.batch_size
+    training = cohort.training
+    updates = None if training.updates is None else min(training.updates, TRIAL_STEPS)
     populations = {id(population): copy.copy(population) for population in cohort.populations}
     for population in populations.values():
-        if batch == "full":
+        if training.batch_size == "full":
             population.sizes = np.maximum(population.sizes - np.arange(len(population.sizes)) % 2, 1)
         else:
-            population.sizes = np.minimum(population.sizes, TRIAL_STEPS * batch - batch // 2)
-    return replace(cohort, populations=tuple(populations[id(population)] for population in cohort.populations))
+            most = TRIAL_STEPS * training.batch_size - training.batch_size // 2
+            population.sizes = np.minimum(population.sizes, most)
+    return replace(
+        cohort,
+        tasks=tuple(replace(task, algorithm=Algorithm()) for task in cohort.tasks),
+        populations=tuple(populations[id(population)] for population in cohort.populations),
+        training=training.model_copy(update={"epochs": 1, "updates": updates}),
+    )
 
 
 def _alone(setup: TrainingSetup, cohort: Cohort) -> tuple[bool, list[str]]:
@@ -413,7 +420,7 @@ def _alone(setup: TrainingSetup, cohort: Cohort) -> tuple[bool, list[str]]:
     out = torch.empty((2, setup.layout.size), device=setup.device)
     with arithmetic(setup.precision, setup.device, autocast=True):
         for draw in range(2):
-            train_job(setup, loop, cohort.take([0]), 0, out[draw : draw + 1], chance=draw)
+            train_job(loop, cohort, 0, out[draw], draw)
     return not torch.equal(out[0], out[1]), loop.changed()
 
 
@@ -455,7 +462,7 @@ def _rounding(setup: TrainingSetup, expected: torch.Tensor, cohort: Cohort) -> f
     for seed in range(2):
         signs = torch.randint(0, 2, start.shape, generator=torch.Generator().manual_seed(seed)).to(start) * 2 - 1
         moved = start * (1 + EPSILON[setup.precision] * signs)
-        apart = _trained(SequentialEngine(setup), cohort.begin_at(moved)) - moved - updates
+        apart = _trained(LoopEngine(setup), cohort.begin_at(moved)) - moved - updates
         share = torch.linalg.vector_norm(apart, dim=1) / torch.linalg.vector_norm(updates, dim=1).clamp_min(1e-12)
         worst = max(worst, float(share.max()))
     return min(ROUNDING * worst, max(AGREEMENT.values()))

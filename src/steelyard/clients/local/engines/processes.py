@@ -32,14 +32,16 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError
-from steelyard.clients.local.cohort import Cohort, longest_first, step_counts
-from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked, channels_last
+from steelyard.clients.local.cohort import Cohort, longest_first
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.loop import LoopEngine, channels_last
 from steelyard.clients.local.hardware import arithmetic, shortened, single_threaded
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import chance_of, orders
-from steelyard.messages.updates import LossState
+from steelyard.messages.algorithm import Part
+from steelyard.messages.updates import Floats, LossState
 
 HEAP = 256 << 20
 """Bytes of a process's memory that lie on large pages; they are taken when they are first written to."""
@@ -56,17 +58,20 @@ class Share:
     labels: NDArray[Any]
     """Those of all clients, one after another."""
     losses: list[LossState]
+    training: TrainingSettings
     descent: Descent
     augment: Augmentation | None
+    part: Part
+    before: int
 
-    def orders(self, training: TrainingSettings) -> list[NDArray[np.int64]]:
+    def orders(self) -> list[NDArray[np.int64]]:
         """Return the order in which each client visits its samples; of clients that are alike all are drawn at once."""
         alike: dict[tuple[int, int, int], list[int]] = {}
         for number, ((seed, round, _), size) in enumerate(zip(self.names, self.sizes, strict=True)):
             alike.setdefault((seed, round, size), []).append(number)
         found: dict[int, NDArray[np.int64]] = {}
         for (seed, round, size), numbers in alike.items():
-            drawn = orders(seed, round, [self.names[number][2] for number in numbers], size, training)
+            drawn = orders(seed, round, [self.names[number][2] for number in numbers], size, self.training)
             found.update(zip(numbers, drawn, strict=True))
         return [found[number] for number in range(len(self.names))]
 
@@ -92,12 +97,16 @@ def serve(setup: TrainingSetup, models: torch.Tensor, line: Connection) -> NoRet
                 features, labels = (
                     torch.from_numpy(each).split(share.sizes) for each in (share.features, share.labels)
                 )
-                for row, order in enumerate(share.orders(setup.training)):
+                for row, order in enumerate(share.orders()):
                     start, correction = models[:, row]
-                    samples = (features[row], labels[row], order, setup.training, share.losses[row])
-                    how = (share.descent, correction if share.descent.corrected else None, share.augment)
+                    samples = (features[row], labels[row], order, share.training, share.losses[row])
+                    key, how = (
+                        chance_of(*share.names[row], share.before),
+                        (share.descent, correction if share.descent.corrected else None),
+                    )
                     with shortened(setup.precision, setup.device):
-                        losses.append(loop.train(start, *samples, None, chance_of(*share.names[row]), *how, start)[1])
+                        found = loop.train(start, *samples, None, key, *how, share.augment, start, share.part)
+                    losses.append(found[1])
                 answer = time.process_time() - begun, losses
             except Exception as error:  # whatever the user's module does
                 answer = _sendable(error)
@@ -162,24 +171,23 @@ def can_fork() -> bool:
     return sys.platform == "linux" and not multiprocessing.current_process().daemon and not torch.cuda.is_available()
 
 
-class ProcessesEngine(Unstacked):
+class ProcessesEngine(LoopEngine):
     """Trains clients in processes with one operator thread each; use it for long runs of networks of your own.
 
-    Its models are those of `threads` bit for bit.
+    Its models are those of `threads` bit for bit; an algorithm that takes the steps itself takes them in threads.
     """
 
-    name = "processes"
-
     def __init__(self, setup: TrainingSetup) -> None:
-        self.setup = setup
+        super().__init__(setup, setup.threads)
+        self.name = "processes"
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end, self._workers)
 
-    def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
-        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
-        losses = np.zeros(len(cohort))
-        steps = step_counts(cohort.sizes, self.setup.training).tolist()
-        waiting = deque((job, steps[job]) for job in longest_first(cohort, self.setup.training).tolist())
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        if cohort.algorithm.by_hand:
+            return super().train(cohort, out)
+        losses, steps = np.zeros(len(cohort)), cohort.counts.tolist()
+        waiting = deque((job, steps[job]) for job in longest_first(cohort).tolist())
         workers, left = self._started(), sum(steps)
         # With more threads a copy would leave one of them spinning on a core that a process needs.
         with single_threaded(), self._ended_on_errors():
@@ -259,8 +267,11 @@ class _Worker:
             torch.cat(features).numpy(),
             torch.cat(labels).numpy(),
             [cohort.loss_of(job) for job in jobs],
+            cohort.training,
             cohort.descent,
             cohort.dataset.augment,
+            cohort.part,
+            cohort.before,
         )
         try:
             self.line.send_bytes(pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))

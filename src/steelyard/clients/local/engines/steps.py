@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
@@ -20,11 +20,13 @@ from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.hardware import shortened
 from steelyard.clients.local.layers import MaskedBatchNorm, stackable, stacked_layout
 from steelyard.clients.local.population import as_numbers
-from steelyard.clients.local.steps import SHARES, Fresh, StackedSteps, output_gradient, writer
+from steelyard.clients.local.steps import SHARES, Fresh, OfPart, StackedSteps, output_gradient, writer
 from steelyard.learning import losses
 from steelyard.learning.augmentation import Augmentation
 from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import NamedDropout
+from steelyard.learning.parameters import names_of
+from steelyard.messages.algorithm import Part
 from steelyard.messages.updates import LossState
 
 Tensors = Sequence[torch.Tensor]
@@ -40,6 +42,8 @@ class StackStep(Protocol):
     size: int
     trained: int
     """How many numbers at the front are parameters; the rest are buffers, which no descent moves."""
+    moved: Sequence[slice]
+    """Where the parameters stand that a step moves."""
     draws: bool
     """Whether a step must be given the clients' streams of chance in any case."""
     first_is_shared: bool
@@ -57,14 +61,18 @@ class StackStep(Protocol):
 
 
 class HandDerivedStep:
-    """Steps of a built-in network."""
+    """Steps of a built-in network, or of the parameters of these names in it."""
 
     shares, draws = SHARES, False
 
-    def __init__(self, steps: StackedSteps, descent: Descent) -> None:
+    def __init__(self, steps: StackedSteps, descent: Descent, names: Collection[str] | None = None) -> None:
         self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
-        self.first_is_shared = steps.first_is_shared
+        self.first_is_shared = steps.first_is_shared and names is None
+        self._names = names
+        places = steps.views(torch.arange(steps.size))
+        ends = [(int(each.min()), int(each.max()) + 1) for name, each in places.items() if names and name in names]
+        self.moved: Sequence[slice] = [slice(None)] if names is None else [slice(*each) for each in ends]
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         views, rate = self.steps.views(models), self.descent.rate
@@ -72,6 +80,8 @@ class HandDerivedStep:
         write = writer(views, None if into is None else self.steps.views(into), rate)
         if shared is not None and into is None and self.first_is_shared:
             write = Fresh(views, shared, rate)
+        if self._names is not None:
+            write = OfPart(write, self._names)
         current.add(self.steps.step(views, current, output_gradient(loss), write, shared))
 
 
@@ -81,7 +91,7 @@ Named = dict[str, torch.Tensor]
 class MappedGradient:
     """The gradient of a stack of clients, by name, for a module whose layers are `stackable`."""
 
-    def __init__(self, module: nn.Module, trained: frozenset[str], loss: LossState) -> None:
+    def __init__(self, module: nn.Module, trained: Collection[str], loss: LossState) -> None:
         self.module, self.trained, self.each = module, trained, losses.per_sample(loss)
         layers = list(module.named_modules())
         self.norms = [(_inside(name), layer) for name, layer in layers if isinstance(layer, MaskedBatchNorm)]
@@ -136,11 +146,15 @@ class MappedStep:
 
     shares, draws, first_is_shared = SHARES, True, False
 
-    def __init__(self, setup: TrainingSetup, descent: Descent, *, products: bool = True) -> None:
+    def __init__(
+        self, setup: TrainingSetup, descent: Descent, part: Part = "everything", *, products: bool = True
+    ) -> None:
         self.setup, self.descent = setup, descent
         self.size, self.trained = setup.layout.size, setup.layout.trained
         self.module = stackable(setup.module, products=products).to(setup.device)
         self.layout, self._turned = stacked_layout(setup.layout, self.module)
+        self._names = names_of(setup.module, part) & self.layout.trained_names
+        self.moved: Sequence[slice] = self.layout.columns(self._names)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         return channels_moved(flat, self.layout, self._turned, last=True)
@@ -155,7 +169,8 @@ class MappedStep:
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         # Each tensor of the model as columns of the stack: a compiler sees that they do not overlap.
         cuts = [models[:, slot.offset : slot.offset + slot.size] for slot in self.layout.slots]
-        targets = [] if into is None else [into[:, s.offset : s.offset + s.size] for s in self.layout.trained_slots]
+        moving = [slot for slot in self.layout.slots if slot.name in self._names]
+        targets = [] if into is None else [into[:, slot.offset : slot.offset + slot.size] for slot in moving]
         # They become numbers and are changed at random inside, where a compiler makes one pass of it.
         samples = (current.taken, current.labels, current.weights, current.valid, current.chance)
         program = self.program(loss, current.dataset.augment, cuts, targets, samples)
@@ -169,22 +184,24 @@ class MappedStep:
         `samples` are those taken from the data set, labels, weights, which are no padding, and streams of chance. It
         returns each sample's loss.
         """
-        gradient = MappedGradient(self.module, self.layout.trained_names, loss)
-        trained = len(self.layout.trained_slots)
+        gradient = MappedGradient(self.module, self._names, loss)
+        buffers = [slot.name for slot in self.layout.buffer_slots]
+        moving = [slot.name for slot in self.layout.trained_slots if slot.name in self._names]
 
         def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
-            views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
+            held = {slot.name: cut for slot, cut in zip(self.layout.slots, cuts, strict=True)}
+            views = {slot.name: held[slot.name].view(-1, *slot.shape) for slot in self.layout.slots}
             taken, labels, weights, valid, chance = samples
             features = as_numbers(taken) if augment is None else augment(as_numbers(taken), chance)
             with shortened(self.setup.precision, cuts[0].device):
                 found, each = gradient(views, features, labels, weights, valid, chance)
-            fresh = [found[s.name].reshape(cut.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)]
-            for cut, value in zip([*targets, *cuts[trained:]], [*fresh[: len(targets)], *fresh[trained:]], strict=True):
-                cut.copy_(value)
+            fresh = {name: found[name].reshape(held[name].shape) for name in (*moving, *buffers)}
+            for name, target in [*zip(moving, targets, strict=False), *((name, held[name]) for name in buffers)]:
+                target.copy_(fresh[name])
             if not targets:
                 # One call for all tensors: a compiler makes few kernels of it, not one for each.
                 add: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-                add(cuts[:trained], fresh[:trained], alpha=-self.descent.rate)
+                add([held[name] for name in moving], [fresh[name] for name in moving], alpha=-self.descent.rate)
             return each
 
         return step
@@ -216,7 +233,7 @@ class CompiledStep(MappedStep):
         programs = self._programs.setdefault(self.setup.module, {})
         # Gradients are the same whatever an optimiser makes of them: algorithms with their own share one program.
         rate = None if targets else self.descent.rate
-        how = (self.backend, self.setup.precision, self.setup.device, rate, loss, augment)
+        how = (self.backend, self.setup.precision, self.setup.device, rate, loss, augment, *sorted(self._names))
         # What is frozen is written into the program: numbers that were changed since need another one.
         frozen = tuple(
             (id(value), value._version) for value in self.setup.module.parameters() if not value.requires_grad

@@ -13,7 +13,8 @@ from steelyard.base.errors import UserError, deprecated, listed, nearest
 from steelyard.clients.local.cnn.cpu import FusedEngine
 from steelyard.clients.local.cnn.pooled import KERNELS as WINOGRAD_KERNELS
 from steelyard.clients.local.cnn.steps import ConvSteps
-from steelyard.clients.local.engines.engine import Engine, SequentialEngine, ThreadsEngine, TrainingSetup
+from steelyard.clients.local.engines.engine import Engine, TrainingSetup
+from steelyard.clients.local.engines.loop import LoopEngine
 from steelyard.clients.local.engines.processes import ProcessesEngine, can_fork
 from steelyard.clients.local.engines.stacked import GraphEngine, SteppedEngine, in_half_the_memory, near_the_core
 from steelyard.clients.local.engines.steps import CompiledStep, HandDerivedStep, MappedStep, StackStep
@@ -22,7 +23,8 @@ from steelyard.clients.local.layers import has_hooks, unmasked_norms
 from steelyard.clients.local.steps import DenseSteps, StackedSteps
 from steelyard.learning.descent import Descent
 from steelyard.learning.models import ConvNet, DenseNet
-from steelyard.learning.parameters import Layout
+from steelyard.learning.parameters import Layout, names_of
+from steelyard.messages.algorithm import Part
 
 if TYPE_CHECKING:
     from steelyard.clients.local.cnn.gpu import KernelSteps
@@ -178,7 +180,7 @@ def _fits_built_in(setup: TrainingSetup) -> str | None:
 
 def _make_processes(setup: TrainingSetup) -> Engine:
     """Threads, with the same bits, where there can be no processes."""
-    return ProcessesEngine(setup) if can_fork() else ThreadsEngine(setup)
+    return ProcessesEngine(setup) if can_fork() else LoopEngine(setup, setup.threads)
 
 
 def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
@@ -186,36 +188,47 @@ def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
     return FusedEngine(setup, setup.module, winograd=winograd)
 
 
-def _descent(setup: TrainingSetup, descent: Descent) -> Descent:
-    """The optimiser's own kernels take stacks without buffers between the clients' parameters."""
-    whole = setup.layout.trained == setup.layout.size
-    return kernel_descent(descent, setup.device) if whole else descent
-
-
 def _make_hand(setup: TrainingSetup, chunk: int | None) -> Engine:
     steps = _steps(setup)
     assert steps is not None  # the table says so
+
+    def step(descent: Descent, part: Part) -> StackStep:
+        return HandDerivedStep(steps, descent, None if part == "everything" else names_of(setup.module, part))
+
+    def on_device(descent: Descent, part: Part) -> StackStep:
+        """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
+        if part != "everything":
+            return MappedStep(setup, descent, part)  # no time for the gradients of the rest
+        descent = kernel_descent(descent, setup.device)
+        own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
+        return own or step(descent, part)
+
     if _on_gpu(setup):
-        return GraphEngine(setup, lambda descent: _on_device(setup, steps, descent), "stacked/hand", chunk)
-    most = chunk or setup.chunk or near_the_core(setup)
-    return SteppedEngine(setup, lambda descent: HandDerivedStep(steps, descent), "stacked/hand", most, setup.threads)
+        return GraphEngine(setup, on_device, "stacked/hand", chunk)
+    return SteppedEngine(setup, step, "stacked/hand", chunk or setup.chunk or near_the_core(setup), setup.threads)
 
 
 def _make_vmap(setup: TrainingSetup, chunk: int | None) -> Engine:
     most = chunk or setup.chunk or in_half_the_memory(setup)
-    return SteppedEngine(setup, lambda descent: MappedStep(setup, descent, products=False), "stacked/vmap", most)
+
+    def step(descent: Descent, part: Part) -> StackStep:
+        return MappedStep(setup, descent, part, products=False)
+
+    return SteppedEngine(setup, step, "stacked/vmap", most)
 
 
 def _captured(kind: type[MappedStep], name: str) -> Callable[[TrainingSetup, int | None], Engine]:
     """Return what makes the engine of mapped steps in captured graphs."""
-    return lambda setup, chunk: GraphEngine(setup, lambda descent: kind(setup, _descent(setup, descent)), name, chunk)
 
+    def make(setup: TrainingSetup, chunk: int | None) -> Engine:
+        def step(descent: Descent, part: Part) -> StackStep:
+            # The optimiser's own kernels take stacks without buffers between the clients' parameters.
+            whole = setup.layout.trained == setup.layout.size and part == "everything"
+            return kind(setup, kernel_descent(descent, setup.device) if whole else descent, part)
 
-def _on_device(setup: TrainingSetup, steps: StackedSteps, descent: Descent) -> StackStep:
-    """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
-    descent = kernel_descent(descent, setup.device)
-    own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
-    return own or HandDerivedStep(steps, descent)
+        return GraphEngine(setup, step, name, chunk)
+
+    return make
 
 
 def kernel_steps(steps: ConvSteps, descent: Descent, precision: str, device: torch.device) -> KernelSteps | None:
@@ -244,8 +257,8 @@ def kernel_descent(descent: Descent, device: torch.device) -> Descent:
 ENGINES: dict[str, EngineKind] = {
     kind.name: kind
     for kind in (
-        EngineKind("loop", lambda setup: None, lambda setup, chunk: SequentialEngine(setup)),
-        EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
+        EngineKind("loop", lambda setup: None, lambda setup, chunk: LoopEngine(setup)),
+        EngineKind("threads", _fits_cpu, lambda setup, chunk: LoopEngine(setup, setup.threads), compared=True),
         EngineKind("processes", _fits_cpu, lambda setup, chunk: _make_processes(setup), compared=True),
         EngineKind("stacked/hand", _fits_built_in, _make_hand),
         EngineKind("stacked/vmap", _fits_padding, _make_vmap, compared=True),
