@@ -162,8 +162,8 @@ class Cohort:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm of the first task; where it takes the steps itself, that of all."""
-        return self.tasks[0].algorithm
+        """The algorithm of the first job; where it takes the steps itself, that of all."""
+        return self.tasks[self.task[0] if len(self) else 0].algorithm
 
     @property
     def dataset(self) -> DeviceDataset:

@@ -180,7 +180,8 @@ class SimulationContext:
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *spans])).to(self.device)
         rows, labels = population.rows[samples], population.labels[samples]
         received = task.parameters[None].to(self.device)
-        each = self.evaluator.losses(received, population.dataset, rows, labels, self.loss(task.loss))[0]
+        outputs = self.evaluator.outputs(received, population.dataset, rows)
+        each = self.evaluator.losses(outputs, labels, self.loss(task.loss))[0]
         return np.array([float(part.mean()) for part in each.to(torch.float64).split(sizes.tolist())])
 
     def _first_dataset(self) -> DeviceDataset:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from steelyard.base.errors import UserError
 from steelyard.base.measures import ERROR, MEASURES
 from steelyard.base.tallies import Leading, Tally, errors_of, figures_of, tallied
 from steelyard.clients.local.cnn.steps import ConvSteps
 from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.steps import MappedStep
 from steelyard.clients.local.engines.table import is_convolutional, is_dense, kernel_steps
 from steelyard.clients.local.hardware import arithmetic, threads_for
 from steelyard.clients.local.population import DeviceDataset, Ints, TestRows
@@ -31,6 +35,10 @@ if TYPE_CHECKING:
 
 MANY = 64
 """So many models, such as coalitions of clients, are tested in one stack; fewer one after another."""
+SIDE_BY_SIDE = ("cuda",)
+"""Devices on which models with rows of their own are tested side by side: there the calls are all the time."""
+ALIKE = 0.02
+"""How far outputs of models side by side may be from those one by one, as a share of their size."""
 
 
 class Evaluator:
@@ -40,6 +48,8 @@ class Evaluator:
         self.setup = setup
         self.module = copy.deepcopy(setup.module).to(setup.device).eval()
         self.kernels = self._kernels(setup)
+        self._stacks: bool | None = None if setup.device.type in SIDE_BY_SIDE else False
+        """Whether models are tested on rows of their own side by side; None until that has been tried."""
         self._ours = is_convolutional(setup.module) or is_dense(setup.module)
         if setup.device.type == "cpu":
             # Convolutions and pooling run several times faster on the CPU with channels last; dense layers ignore it.
@@ -103,21 +113,62 @@ class Evaluator:
         parts = rows.split(max(64, min(fits, len(rows))))
         return torch.cat([steps.outputs_of(native, dataset, part) for part in parts], dim=1)
 
+    def apart(self, models: torch.Tensor, dataset: DeviceDataset, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the outputs of each model on rows of its own, those of one model after another: [rows, outputs].
+
+        On a GPU, where calls are all the time, models run side by side, unless this gives something else.
+        """
+        if self._stacks:
+            return self._side_by_side(models, dataset, rows)
+        found = torch.cat(
+            [self.outputs(model[None], dataset, mine)[0] for model, mine in zip(models, rows, strict=True)]
+        )
+        if self._stacks is None and len(found):
+            try:
+                together = self._side_by_side(models, dataset, rows)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # whatever a module of the user's does not let be mapped
+                together = torch.zeros_like(found)
+            self._stacks = float((together - found).norm()) <= ALIKE * float(found.norm())
+            return together if self._stacks else found
+        return found
+
+    def _side_by_side(self, models: torch.Tensor, dataset: DeviceDataset, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        models, found = models.to(self.setup.device), list[torch.Tensor]()
+        columns = max(1, self._batch(dataset) // len(rows))
+        with torch.no_grad(), arithmetic(_tested(self.setup.precision), self.setup.device):
+            for part in pad_sequence(list(rows), batch_first=True).split(columns, dim=1):
+                if self.kernels is not None:
+                    found.append(self.kernels.outputs_of(self.kernels.native(models), dataset, part))
+                else:
+                    found.append(self._mapped.outputs(models, dataset.gather(part)))
+        return torch.cat([each[: len(mine)] for each, mine in zip(torch.cat(found, dim=1), rows, strict=True)])
+
+    @cached_property
+    def _mapped(self) -> MappedStep:
+        return MappedStep(self.setup, Descent.of(self.setup.training))
+
     def test(
         self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, loss: LossState
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return predictions and per-sample losses (class weights left out), both [models, rows].
-
-        Several labels have a prediction each, [models, rows, labels]; of masks the Dice of each row stands in place of
-        its many predictions.
-        """
+        """Return predictions and per-sample losses of models on rows; see `judged`."""
         if not len(rows):
             return (nothing := torch.zeros((len(models), 0), device=self.setup.device)), nothing
         if dataset.task == "segmentation" and len(models) > 1:
             # Outputs of all pixels are large: one model after another.
             each_model = [self.test(models[one : one + 1], dataset, rows, loss) for one in range(len(models))]
             return tuple(map(torch.cat, zip(*each_model, strict=True)))  # pyright: ignore[reportReturnType]
-        outputs = self.outputs(models, dataset, rows)
+        return self.judged(self.outputs(models, dataset, rows), dataset, rows, loss)
+
+    def judged(
+        self, outputs: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, loss: LossState
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return predictions and per-sample losses (class weights left out) of outputs on rows, both [models, rows].
+
+        Several labels have a prediction each, [models, rows, labels]; of masks the Dice of each row stands in place of
+        its many predictions.
+        """
         labels = dataset.labels[rows]
         each = losses.per_sample(loss)
         # Small operators too: two threads on a busy machine would wait for each other at every call.
@@ -130,11 +181,8 @@ class Evaluator:
             outputs, dataset.classes
         ), each_loss
 
-    def losses(
-        self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, labels: torch.Tensor, loss: LossState
-    ) -> torch.Tensor:
-        """Return per-sample losses [models, rows] on labels of one's own, class weights counted, as in training."""
-        outputs = self.outputs(models, dataset, rows)
+    def losses(self, outputs: torch.Tensor, labels: torch.Tensor, loss: LossState) -> torch.Tensor:
+        """Return per-sample losses of outputs [..., rows, outputs] on labels, class weights counted, as in training."""
         each, weights = losses.per_sample(loss), class_weights(loss, outputs.device)
         with threads_for(self.setup.device, self.setup.layout.size):
             return torch.stack([losses.weigh(each(mine, labels), labels, weights) for mine in outputs])

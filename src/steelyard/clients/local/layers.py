@@ -82,6 +82,8 @@ class MaskedBatchNorm(StackedLayer):
         return layer.track_running_stats and layer.momentum is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         kind, x = x.dtype, x.float()
         rest = (1,) * (x.dim() - 2)
         counted = (self.valid > 0).float().view(-1, 1, *rest)

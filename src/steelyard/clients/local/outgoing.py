@@ -309,18 +309,17 @@ class OfVectors(Step[Trained]):
             begin, kept = int(population.begins[client]), int(population.sizes[client])
             first = kept if kept < sizes[client] else 0  # A client with one row tests on it too.
             spans.append(torch.arange(begin + first, begin + int(sizes[client]), device=context.device))
-        rows, counts = torch.cat(spans), [len(span) for span in spans]
-        loss = context.loss(task.loss)
-        given = (population.dataset, population.rows[rows], population.labels[rows], loss)
-        each = torch.cat([context.evaluator.losses(part, *given) for part in sent.split(TESTED_TOGETHER)])
+        rows, labels, counts = population.rows[held := torch.cat(spans)], population.labels[held], list(map(len, spans))
+        evaluator, dataset, loss = context.evaluator, population.dataset, context.loss(task.loss)
+        each = torch.cat(
+            [
+                evaluator.losses(evaluator.outputs(part, dataset, rows), labels, loss)
+                for part in sent.split(TESTED_TOGETHER)
+            ]
+        )
         losses = torch.stack([part.mean(dim=1) for part in each.split(counts, dim=1)])
-        own = [
-            context.evaluator.losses(
-                model[None], population.dataset, population.rows[span], population.labels[span], loss
-            )
-            for model, span in zip(last, spans, strict=True)
-        ]
-        before = torch.stack([part.mean() for part in own])
+        own = evaluator.losses(evaluator.apart(last, dataset, rows.split(counts))[None], labels, loss)[0]
+        before = torch.stack([part.mean() for part in own.split(counts)])
         distances = torch.stack([torch.linalg.vector_norm(sent - model, dim=1) for model in last])
         return Listening(losses, before, distances)
 

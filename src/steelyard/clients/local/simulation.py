@@ -278,30 +278,27 @@ class ClientTests:
 
         `tuned` [candidates · clients, parameters] are the models where clients have trained them on before the test.
         """
-        tests, dataset = population.tests.apart, population.dataset
-        loss = self.context.loss()
-        rows = tests.unique.split(tests.sizes.tolist())
-        count = len(rows)
-        predictions = torch.zeros((len(question.models), len(tests.unique)), device=self.context.device)
-        losses = torch.zeros_like(predictions)
-        outputs: list[torch.Tensor] = []
-        ends = np.cumsum(tests.sizes).tolist()
+        tests, dataset, evaluator = population.tests.apart, population.dataset, self.context.evaluator
+        rows, count, loss = tests.unique.split(tests.sizes.tolist()), len(tests.clients), self.context.loss()
+        if not count:
+            return evaluations(question, tests, dataset, *evaluator.test(question.models, dataset, tests.unique, loss))
+        found: list[tuple[torch.Tensor, ...]] = []
         for candidate, model in enumerate(question.models.to(self.context.device)):
             for begin in range(0, count, TESTED_TOGETHER):
-                names = tests.clients[begin : begin + TESTED_TOGETHER]
+                here = slice(begin, begin + TESTED_TOGETHER)
+                names, mine = tests.clients[here], rows[here]
                 first = candidate * count + begin
                 models = self._models(question, names, model) if tuned is None else tuned[first : first + len(names)]
-                for client, own in enumerate(models, begin):
-                    span = slice(ends[client] - len(rows[client]), ends[client])
-                    found = self.context.evaluator.test(own[None], dataset, rows[client], loss)
-                    predictions[candidate, span], losses[candidate, span] = found[0][0], found[1][0]
-                    if question.measure is not None:
-                        outputs.append(self.context.evaluator.outputs(own[None], dataset, rows[client])[0])
+                outputs = evaluator.apart(models, dataset, mine)[None]
+                judged = evaluator.judged(outputs, dataset, torch.cat(mine), loss)
+                found.append((*judged, judged[0] if question.measure is None else outputs))
+        predictions, losses, outputs = (
+            torch.cat(parts, dim=1)[0].unflatten(0, (len(question.models), -1)) for parts in zip(*found, strict=True)
+        )
         answer = evaluations(question, tests, dataset, predictions, losses)
-        if question.measure is None or not outputs:
+        if question.measure is None:
             return answer
-        together = torch.cat(outputs).unflatten(0, (len(question.models), -1))
-        return measured(answer, question.measure, tests, dataset, together)
+        return measured(answer, question.measure, tests, dataset, outputs)
 
     def _models(self, question: Question, clients: Sequence[str], model: torch.Tensor) -> torch.Tensor:
         """Return what some clients test for one candidate: [clients, parameters]."""

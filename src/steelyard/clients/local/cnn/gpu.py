@@ -160,15 +160,18 @@ class KernelSteps:
         return Images(features.flatten(1) if features.dim() > 1 else features, rows, counter, samples)
 
     def outputs_of(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of each model on each row of the data set, [models, rows, outputs]; use it for testing."""
-        counter = torch.zeros(1, dtype=torch.int64, device=models.device)
-        images = self.images(dataset, rows[None, None], counter, len(models), len(rows))
+        """Return the outputs of each model on rows of the data set, [models, rows, outputs]; use it for testing.
+
+        `rows` are for all models, [rows], or each model's own, [models, rows].
+        """
+        counter, samples = torch.zeros(1, dtype=torch.int64, device=models.device), rows.shape[-1]
+        images = self.images(dataset, rows.view(1, -1, samples), counter, len(models), samples)
         views = self.steps.views(models)
         below, _ = first.forward(self.first, images, views["conv1.weight"], self.how, self.kind, coded=False)
         kernels = views["conv2.weight"].to(self.kind)
         bias = views["conv2.bias"]
-        flat, _ = second.forward(self.second, below, kernels, bias, len(rows), self.how, coded=False)
-        flat = flat.view(len(models), len(rows), -1)
+        flat, _ = second.forward(self.second, below, kernels, bias, samples, self.how, coded=False)
+        flat = flat.view(len(models), samples, -1)
         return dense(dense(flat, "dense1", views).relu_(), "dense2", views)
 
 

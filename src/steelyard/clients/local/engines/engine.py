@@ -178,7 +178,9 @@ class HandSteps:
 
         self.received = of_jobs(engine.native(cohort, tasks))
         self.start = engine.native(cohort, cohort.start(device))
-        self.kept = {name: self.turned(engine.native, rows) for name, rows in cohort.vectors(of_jobs(tasks)).items()}
+        self.kept: Vectors = {
+            name: self.turned(engine.native, rows) for name, rows in cohort.vectors(of_jobs(tasks)).items()
+        }
         self.rate = cohort.descent.rate
         self.losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
         """What each client reports: the mean over its last pass."""

@@ -176,6 +176,16 @@ class MappedStep:
         program = self.program(loss, current.dataset.augment, cuts, targets, samples)
         current.add(program(cuts, targets, samples))
 
+    def outputs(self, models: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return what models make of samples of their own, [models, samples, outputs], as in tests."""
+
+        def one(named: Named, samples: torch.Tensor) -> torch.Tensor:
+            return functional_call(self.module, named, (samples,))
+
+        self.module.eval()
+        with sdpa_kernel(SDPBackend.MATH):
+            return vmap(one)(self.layout.views(self.native(models)), features)
+
     def program(
         self, loss: LossState, augment: Augmentation | None, cuts: Tensors, targets: Tensors, samples: Tensors
     ) -> Program:
