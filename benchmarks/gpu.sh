@@ -24,7 +24,7 @@ else
     for name in A B; do bench --bench $name --against loop --rounds 2 --precision float32,tf32,bfloat16; done
     for precision in bfloat16 tf32 float32; do bench --bench compare --against loop --rounds 3 --precision $precision; done
     bench --bench compare --against "" --rounds 1 --precision bfloat16 --commands 20
-    python3 -m pytest tests/clients/local/test_simulation_gpu.py -m gpu -q -n 8 -p no:cacheprovider -o addopts="--import-mode=importlib" > "$out/pytest.log" 2>&1
+    python3 -m pytest tests/clients/local/test_gpu.py -m gpu -q -n 8 -p no:cacheprovider -o addopts="--import-mode=importlib" > "$out/pytest.log" 2>&1
     tail -1 "$out/pytest.log" >> "$out/gpu.log"
 fi
 rm -rf "$out/logs"

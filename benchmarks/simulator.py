@@ -5,7 +5,8 @@
 A: 10 clients × 600 samples, E=5, B=10, the 1.66 M CNN. B: 37 × about 200, the 6.6 M CNN. C: 1,000 of 10,000 clients
 × 20 samples, MLP 784-64-10, one epoch. compare: ten rules of mnist-noniid side by side against ten single runs. The
 last line is JSON: {"bench", "sec_per_round": {...}, "ratio": {...}}, a ratio being a peer's time over ours. Set-up of
-the peers' environments: benchmarks/README.md. nets: networks that people bring, ours against the loop alone.
+the peers' environments: benchmarks/README.md. nets: networks that people bring, ours against the loop alone; personal:
+the same for algorithms with models of the clients' own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PEERS = {
     "fedjax": ("jax", "fedjax_peer.py", None, False),
 }
 PRECISIONS = ("float32", "tf32", "bfloat16")
-ROUNDS = {"A": 2, "B": 1, "C": 5, "compare": 3, "nets": 1}
+ROUNDS = {"A": 2, "B": 1, "C": 5, "compare": 3, "nets": 1, "personal": 2}
 
 
 class Absent(Exception):
@@ -222,7 +223,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--commands", type=int, default=0, help="compare: time the commands too, from start to end, with so many rounds"
     )
     parser.add_argument("--networks", default="", help="nets: comma-separated; default all, on a CPU without resnet18")
-    parser.add_argument("--clients", default="", help="nets: comma-separated numbers; default 10,50, or 10 on a CPU")
+    parser.add_argument(
+        "--clients",
+        default="",
+        help="comma-separated numbers; nets: default 10,50, or 10 on a CPU; personal: of both scenes, 20,800 or 20,40",
+    )
+    parser.add_argument("--algorithms", default="", help="personal: comma-separated; default all")
     parser.add_argument("--steps", type=int, help="nets: steps of a client; default 50, or 2 on a CPU")
     parser.add_argument("--side-by-side", type=int, default=8, help="nets: processes that get ready together")
     parser.add_argument("--loop-threads", type=int, help="operator threads of the plain loop; default torch's own")
@@ -242,6 +248,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--precision: got {', '.join(options.precision)}; allowed: {', '.join(PRECISIONS)}; compare: one")
     if options.bench == "nets":
         _nets(parser, options)
+    if options.bench == "personal":
+        _personal(parser, options)
     options.venvs = Path(options.venvs).resolve() if options.venvs else None
     options.logs = str(Path(options.logs).resolve())
     options.rounds = options.rounds or ROUNDS[options.bench]
@@ -256,14 +264,30 @@ def _nets(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     # ResNet-18 alone would take minutes on two cores.
     usual = [name for name in NETWORKS if not (cpu and name == "resnet18")]
     options.networks = [name.strip() for name in options.networks.split(",") if name.strip()] or usual
-    counts = [count.strip() for count in (options.clients or ("10" if cpu else "10,50")).split(",")]
-    if wrong := [count for count in counts if not count.isdecimal() or int(count) < 1]:
-        parser.error(f"--clients: got {wrong[0]!r}; allowed: whole numbers from 1, with commas between them")
-    options.clients = [int(count) for count in counts]
+    options.clients = _counts(parser, options.clients or ("10" if cpu else "10,50"))
     options.steps = options.steps or (2 if cpu else 50)
     options.side_by_side = 1 if cpu else options.side_by_side
     if unknown := [name for name in options.networks if name not in NETWORKS]:
         parser.error(f"--networks: got {', '.join(unknown)}; allowed: {', '.join(NETWORKS)}")
+
+
+def _personal(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Read what the benchmark of personal algorithms takes."""
+    from benchmarks.simulators.personal import ALGORITHMS  # Late: it imports torch.
+
+    options.clients = _counts(parser, options.clients or ("20,40" if options.device == "cpu" else "20,800"))
+    if len(options.clients) != 2:
+        parser.error(f"--clients: got {len(options.clients)} numbers; allowed: two, one for each scene")
+    options.algorithms = [name.strip() for name in options.algorithms.split(",") if name.strip()] or list(ALGORITHMS)
+    if unknown := [name for name in options.algorithms if name not in ALGORITHMS]:
+        parser.error(f"--algorithms: got {', '.join(unknown)}; allowed: {', '.join(ALGORITHMS)}")
+
+
+def _counts(parser: argparse.ArgumentParser, text: str) -> list[int]:
+    counts = [count.strip() for count in text.split(",")]
+    if wrong := [count for count in counts if not count.isdecimal() or int(count) < 1]:
+        parser.error(f"--clients: got {wrong[0]!r}; allowed: whole numbers from 1, with commas between them")
+    return [int(count) for count in counts]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -278,6 +302,11 @@ def main(arguments: list[str] | None = None) -> None:
         from benchmarks.simulators.nets import measure as measure_nets
 
         print(json.dumps(measure_nets(options)))
+        return
+    if options.bench == "personal":
+        from benchmarks.simulators.personal import measure as measure_personal
+
+        print(json.dumps(measure_personal(options)))
         return
     print(json.dumps(race(options)))
 

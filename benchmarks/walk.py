@@ -201,7 +201,7 @@ WALKS: dict[str, Walk] = {
     "vector": Walk(
         _SENT, lambda folder: update(folder, "algorithm.name=scaffold"), "ChosenEngine.train", "Scaffold.step"
     ),
-    "flower": Walk((*_SENT, "federate"), flower, "SequentialEngine.train", "DenseModels.combine"),
+    "flower": Walk((*_SENT, "federate"), flower, "Engine.train", "DenseModels.combine"),
     "layer": Walk((), layer),
     "result": Walk(("report",), result),
     "report": Walk((), report),

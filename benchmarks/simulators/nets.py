@@ -17,14 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from steelyard.learning.models import Lstm, ResidualNet, Transformer, moderate_cnn, resnet18
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.learning.models import ConvNet, Lstm, ResidualNet, Transformer, moderate_cnn, resnet18
+from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.messages.updates import Task
 
 BATCH = 20
 CPU_REPEATS, CPU_SECONDS = 4, 6.0
@@ -72,6 +77,18 @@ def normed() -> nn.Module:
     )  # fmt: skip
 
 
+class Encoder(nn.Module):
+    """torch's encoder with its usual dropout, also of the attention weights, on rows of 32 places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+        self.encoder, self.dense = nn.TransformerEncoder(layer, 2), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.encoder(x).mean(dim=1))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (lambda: ResidualNet(IMAGE, 10, (16, 32, 64), 1), IMAGE),
     "lstm": (lambda: Lstm(10, tokens=80), (32,)),
@@ -82,17 +99,25 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lora": (lora, (64,)),
     "transformer": (lambda: Transformer((64,), 10), (64,)),
 }
+DIGITS = (1, 28, 28)
+BUILT_IN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "cnn-mnist": (lambda: ConvNet(DIGITS, (32, 64), 5, 512, 10), DIGITS),
+    "cnn-femnist": (lambda: ConvNet(DIGITS, (32, 64), 5, 2048, 10), DIGITS),
+    "encoder": (Encoder, (32, 64)),
+}
+"""Networks of `benchmarks.kernels`, which has those above too."""
 
 
 def samples(shape: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return noise of this shape and labels; tokens where a sample is a row."""
     draw = torch.Generator().manual_seed(1)
-    images = len(shape) == 3
-    features = (
-        torch.randn((count, *shape), generator=draw)
-        if images
-        else torch.randint(0, 80, (count, *shape), generator=draw)
+    tokens = len(shape) == 1
+    drawn = (
+        torch.randint(0, 80, (count, *shape), generator=draw)
+        if tokens
+        else torch.randn((count, *shape), generator=draw)
     )
+    features = drawn
     return features, torch.randint(0, 10, (count,), generator=draw)
 
 
@@ -114,11 +139,11 @@ def best_of(work: Callable[[], object], device: torch.device, repeats: int = 3) 
     return min(found)
 
 
-def plain_loop(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, steps: int) -> None:
+def plain_loop(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, steps: int, batch: int = BATCH) -> None:
     """One client in plain torch, in its own defaults."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for step in range(steps):
-        rows = slice(step * BATCH, (step + 1) * BATCH)
+        rows = slice(step * batch, (step + 1) * batch)
         module.zero_grad(set_to_none=True)
         functional.cross_entropy(module(features[rows]), labels[rows]).backward()
         with torch.no_grad():
@@ -173,33 +198,33 @@ def share(name: str, steps: int, clients: int) -> None:
         print("done", flush=True)
 
 
-def worker(name: str, clients: int, precision: str, engine: str, device: torch.device, steps: int) -> dict[str, Any]:
-    """Time one network; says on standard output that it is ready, and waits for its turn on standard input."""
-    import numpy as np
-
-    from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
-    from steelyard.data.dataset import ClientRows, Dataset, Population
-    from steelyard.learning.settings import ModelSettings
-    from steelyard.learning.training import TrainingSettings
-    from steelyard.messages.updates import Task
-
-    make, shape = NETWORKS[name]
-    rows = steps * BATCH
+def made(
+    name: str, clients: int, compute: ComputeSettings, steps: int, batch: int = BATCH, optimiser: str = "sgd"
+) -> tuple[Simulation, Task]:
+    """Return clients with noise for so many steps, and what they are to train."""
+    make, shape = (NETWORKS | BUILT_IN)[name]
+    rows = steps * batch
     features, labels = samples(shape, rows * clients)
     none = np.zeros(0, dtype=np.int64)
     people = tuple(ClientRows(f"c{n:03d}", np.arange(n * rows, (n + 1) * rows), none) for n in range(clients))
     population = Population(Dataset("noise", features, labels, 10), people, none)
-    compute = ComputeSettings(device=str(device), precision=precision, engine=engine)  # type: ignore[arg-type]
-    training = TrainingSettings(learning_rate=0.01, batch_size=BATCH, epochs=1)
+    training = TrainingSettings(learning_rate=0.01, batch_size=batch, epochs=1, optimiser=optimiser)  # type: ignore[arg-type]
     simulation = Simulation({0: population}, ModelSettings(name=lambda: make()), training, compute, [], rounds=1000)  # type: ignore[arg-type]
-    start = SimulationServer(simulation).initial(0)
-    task = Task("bench", 0, 1, tuple(simulation.names(0)), start)
+    return simulation, Task("bench", 0, 1, tuple(simulation.names(0)), SimulationServer(simulation).initial(0))
+
+
+def worker(name: str, clients: int, precision: str, engine: str, device: torch.device, steps: int) -> dict[str, Any]:
+    """Time one network; says on standard output that it is ready, and waits for its turn on standard input."""
+    make, shape = NETWORKS[name]
+    rows = steps * BATCH
+    compute = ComputeSettings(device=str(device), precision=precision, engine=engine)  # type: ignore[arg-type]
+    simulation, task = made(name, clients, compute, steps)
     begun = time.perf_counter()
     simulation.train([task])
     settle(device)
     ready = time.perf_counter() - begun
     module = copy.deepcopy(make()).to(device).train()
-    mine = (features[:rows].to(device), labels[:rows].to(device))
+    mine = tuple(part.to(device) for part in samples(shape, rows))
     plain_loop(module, *mine, min(steps, 5))
     print(json.dumps({"ready": round(ready, 1)}), flush=True)
     sys.stdin.readline()
@@ -229,20 +254,17 @@ def worker(name: str, clients: int, precision: str, engine: str, device: torch.d
     }  # fmt: skip
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Start all workers, wait until they are ready, and let each have the device to itself."""
-    wanted = [
-        (name, count, short) for short in options.precision for name in options.networks for count in options.clients
-    ]
-    waiting: list[tuple[str, subprocess.Popen[str], Any]] = []
-    rows: list[dict[str, Any]] = []
-    for begin in range(0, len(wanted), options.side_by_side):
-        for name, count, short in wanted[begin : begin + options.side_by_side]:
-            command = [sys.executable, "-m", "benchmarks.simulators.nets", name, str(count), short, options.engine]
-            command += [options.device, str(options.steps)]
+def in_turns(commands: Mapping[str, Sequence[str]], side_by_side: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Start workers, wait until they are ready, and let each have the device to itself; yield label and answer."""
+    wanted = list(commands.items())
+    for begin in range(0, len(wanted), side_by_side):
+        waiting: list[tuple[str, subprocess.Popen[str], Any]] = []
+        for label, command in wanted[begin : begin + side_by_side]:
             log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-            waiting.append((f"{name} {count} {short}", process, log))
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+            waiting.append((label, process, log))
         for _, process, _ in waiting:
             assert process.stdout is not None
             process.stdout.readline()
@@ -250,12 +272,25 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             answer = process.communicate("go\n")[0].strip().splitlines() if process.poll() is None else []
             if process.returncode or not answer:
                 log.seek(0)
-                rows.append({"network": label, "failed": log.read()[-400:]})
+                yield label, {"failed": log.read()[-400:]}
             else:
-                rows.append(json.loads(answer[-1]))
-            if options.format == "text":
-                print(json.dumps(rows[-1]), flush=True)
-        waiting.clear()
+                yield label, json.loads(answer[-1])
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Time all networks, with each number of clients and in each precision."""
+    tail = [options.engine, options.device, str(options.steps)]
+    commands = {
+        f"{name} {count} {short}": ["benchmarks.simulators.nets", name, str(count), short, *tail]
+        for short in options.precision
+        for name in options.networks
+        for count in options.clients
+    }
+    rows: list[dict[str, Any]] = []
+    for label, row in in_turns(commands, options.side_by_side):
+        rows.append({"network": label, **row} if "failed" in row else row)
+        if options.format == "text":
+            print(json.dumps(rows[-1]), flush=True)
     ratio: dict[str, dict[str, float]] = {}
     for row in rows:
         if "ratio" in row and row["precision"] == options.precision[0]:

@@ -56,7 +56,7 @@ class Apfl(Algorithm):
         w, v, alpha = local.start, local.kept[OWN], local.kept[MIXTURE]
         move_w, move_v = local.optimiser(), local.optimiser()
         for number, batch in enumerate(local.batches()):
-            slope = batch.gradient(alpha * v + (1 - alpha) * w)  # ∇Fᵢ(v̄ᵢ)
+            slope = batch.gradient(w.lerp(v, alpha))  # ∇Fᵢ(v̄ᵢ) with v̄ᵢ = αᵢvᵢ + (1 − αᵢ)wᵢ
             own = alpha * slope
             if number == 0 and self.adaptive:
                 alpha = (alpha - local.rate * ((v - w) * slope).sum(dim=1, keepdim=True)).clamp(0, 1)

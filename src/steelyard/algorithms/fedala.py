@@ -59,27 +59,25 @@ class FedAla(Algorithm):
 
     def train(self, local: LocalSteps) -> tuple[torch.Tensor, Vectors]:
         head = local.part("head")
-        own = local.kept[OWN].where(head, local.start)  # θᵢ in the head, Θ in the body
-        weights, learnt = self._weights(local, own)
-        models = local.trained(own + (local.start - own) * weights)
-        return models, {OWN: models, WEIGHTS: weights, LEARNT: learnt}
-
-    def _weights(self, local: LocalSteps, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights that each client has learnt, and whether it has ever learnt them, [clients, 1]."""
-        weights, learnt = local.kept[WEIGHTS], local.kept[LEARNT]
-        change = local.start - own
-        differs = (change != 0).any(dim=1, keepdim=True)  # Who has never trained has Θ alone.
-        learning, losses = differs, [local.start.new_zeros(len(own))]
+        mixed = local.kept[OWN].where(head, local.start)  # θᵢ in the head, Θ in the body
+        places = head.nonzero()[:, 0]
+        own, change = mixed[:, places], (local.start - mixed)[:, places]
+        weights, learnt = local.kept[WEIGHTS].clone(), local.kept[LEARNT]
+        learning = differs = (change != 0).any(dim=1, keepdim=True)  # Who has never trained has Θ alone.
+        found, losses = weights[:, places], [local.start.new_zeros(len(mixed))]
         while learning.any():
             last = losses[-1]
-            for batch in local.batches(epochs=1, share=self.share):
-                stepped = weights - self.weight_rate * batch.gradient(own + change * weights) * change
-                weights = stepped.clamp(0, 1).where(learning, weights)
+            for batch in local.batches(1, self.share, "head"):
+                mixed[:, places] = own + change * found
+                stepped = found - self.weight_rate * batch.gradient(mixed)[:, places] * change
+                found = stepped.clamp(0, 1).where(learning, found)
                 last = batch.losses.where(batch.taken, last)
             losses.append(last)
             settled = _spread(losses) < self.threshold if len(losses) > RECENT + 1 else learning & False
             learning = learning & (learnt == 0) & ~settled & (len(losses) <= MOST_PASSES)
-        return weights, learnt.where(~differs, 1.0)
+        mixed[:, places], weights[:, places] = own + change * found, found
+        models = local.trained(mixed)
+        return models, {OWN: models, WEIGHTS: weights, LEARNT: learnt.where(~differs, 1.0)}
 
 
 def _spread(losses: list[torch.Tensor]) -> torch.Tensor:

@@ -100,7 +100,8 @@ class ClientLoop:
         """
         moving = self._moving(part)
         parameters = list(moving.values())
-        self._begin_at(start)
+        self.layout.write(self.module, start)
+        self._begin_anew()
         descent, taken = descent or Descent.of(settings), 0
         starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
         views = {} if correction is None else self.layout.views(correction)
@@ -131,22 +132,38 @@ class ClientLoop:
         key: int = 0,
         taken: int = 0,
         augment: Augmentation | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradient of the mean loss of one batch at a flat model, and that loss.
+        part: Part = "everything",
+        *,
+        into: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the gradient of the mean loss of one batch at a flat model, in a part of it; return that loss.
 
         In place of running means stands how far the batch moves them down. `taken` is the number of the step.
         """
-        moving = self._moving("everything")
-        self._begin_at(model)
+        moving = self._moving(part)
+        own = dict(self.module.named_parameters())
+        held = {name: each.data for name, each in own.items()}
+        views, found = self.layout.views(model), self.layout.views(into)
+        buffers = [slot.name for slot in self.layout.buffer_slots]
+        self._begin_anew()
+        for name in buffers:
+            self.module.get_buffer(name).copy_(views[name])
         slopes = self._slopes(loss, features.device, key, augment)
-        with nullcontext() if chance is None else seeded(features.device, chance + taken):
-            total = slopes(features, labels, taken, list(moving.values()))
-        found = model - self.layout.read(self.module)
-        views = self.layout.views(found)
-        for name, parameter in moving.items():
-            if parameter.grad is not None:
-                views[name].copy_(parameter.grad)
-        return found, total / len(labels)
+        try:
+            # The module computes with the model where it lies: to copy it would take as long as a small step.
+            for slot in self.layout.trained_slots:
+                own[slot.name].data = views[slot.name]
+            with nullcontext() if chance is None else seeded(features.device, chance + taken):
+                total = slopes(features, labels, taken, list(moving.values()))
+        finally:
+            for name, each in held.items():
+                own[name].data = each
+        for slot in self.layout.trained_slots:
+            slope = moving[slot.name].grad if slot.name in moving else None
+            found[slot.name].zero_() if slope is None else found[slot.name].copy_(slope)
+        for name in buffers:
+            found[name].copy_(views[name] - self.module.get_buffer(name))
+        return total / len(labels)
 
     def _slopes(
         self, loss: LossState, device: torch.device, key: int, augment: Augmentation | None
@@ -166,9 +183,8 @@ class ClientLoop:
 
         return slopes
 
-    def _begin_at(self, model: torch.Tensor) -> None:
-        """Take a flat model, and leave nothing of the client before: modes, and buffers that are not sent."""
-        self.layout.write(self.module, model)
+    def _begin_anew(self) -> None:
+        """Leave nothing of the client before: modes, and buffers that are no part of the model that is sent."""
         if not all(layer.training == wanted for layer, wanted in self._modes):
             for_training(self.module)
         for name, value in _copied(self._outside).items():

@@ -44,7 +44,7 @@ class Batch(Protocol):
     """One batch of rows for each client of a cohort; a client without such a batch has gradient 0 and stands still."""
 
     def gradient(self, models: torch.Tensor) -> torch.Tensor:
-        """Return ∇Fᵢ of each client's row of models on its batch, [clients, parameters]."""
+        """Return ∇Fᵢ of each client's row of models on its batch, [clients, parameters]; outside the part it is any."""
         ...
 
     @property
@@ -84,11 +84,11 @@ class LocalSteps(Protocol):
         """Return for each parameter whether it belongs to this part of the model."""
         ...
 
-    def batches(self, epochs: int | None = None, share: float = 1.0) -> Iterator[Batch]:
+    def batches(self, epochs: int | None = None, share: float = 1.0, part: Part = "everything") -> Iterator[Batch]:
         """Return the batches of a training in the order of its steps.
 
         `epochs` None is as [training] says. With a `share` below 1 each client goes through so many of its rows, drawn
-        anew in each round; it has at least one.
+        anew in each round; it has at least one. Gradients are those in a `part` of the model, which may take less.
         """
         ...
 

@@ -55,7 +55,7 @@ def rounds(clients: Simulation, algorithm: Algorithm) -> list[Any]:
         (updates,) = clients.train([replace(task, round=round, clients=cohort)])
         models: torch.Tensor = updates.payload.models  # type: ignore[attr-defined]
         (tested,) = clients.evaluate([Question("f", 0, round, task.parameters[None], algorithm=algorithm)])
-        found += [models.numpy(), updates.losses, tested.losses]
+        found += [models.cpu().numpy(), updates.losses, tested.losses]
         task = replace(task, parameters=models.mean(dim=0))
     return found
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.clients.local import engine_cases as cases
+from tests.clients.local import test_by_hand as by_hand
 from tests.clients.local.engine_cases import Case
 
+from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import hardware
 from steelyard.clients.local.engines import stacked
 from steelyard.learning.models import ModelSettings
@@ -124,6 +128,23 @@ def test_all_models_are_tested_together(precision: str) -> None:
     outputs = there.context.evaluator.outputs(models.cuda(), there.context.population(0).dataset, rows.cuda()).cpu()
     # Float32 sums in another order on the GPU; bfloat16 keeps eight bits of each number.
     assert torch.allclose(outputs, expected, atol=1e-4 if precision == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "stacked/graph", "stacked/vmap"])
+@pytest.mark.parametrize("network", ["mlp", "cnn", "norm", "cnn, plain"])
+@pytest.mark.parametrize("name", ["apfl", "fedrep", "fedala", "ditto", "fedfomo"])
+def test_personal_algorithms_give_what_the_loop_gives_and_the_same_bits_twice(
+    name: str, network: str, engine: str
+) -> None:
+    found: list[list[Any]] = []
+    for _ in range(2):
+        clients = cases.simulated(by_hand.NETWORKS[network], engine, "cuda")
+        found.append(by_hand.rounds(clients, AlgorithmSettings(name=name).made()))
+        assert all(held.is_cuda for held in clients.snapshot().values())
+    for ours, again, theirs in zip(*found, by_hand.by_the_loop(name, network), strict=True):
+        # Some sixty steps in float32; a norm divides by what may be small, and FedFomo by short distances.
+        assert ours == pytest.approx(theirs, abs=1e-2 if network == "norm" or name == "fedfomo" else 1e-3)
+        assert np.array_equal(ours, again)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -107,7 +107,8 @@ class Kept:
         for name, rows in vectors.items():
             keys = [("vector", *owner, name) for owner in owners]
             if rows.is_cuda:
-                others = (held.nbytes for key, held in self._held.items() if held.is_cuda and key not in set(keys))
+                mine = set(keys)
+                others = (held.nbytes for key, held in self._held.items() if held.is_cuda and key not in mine)
                 rows = rows if sum(others) + rows.nbytes <= self._room else rows.cpu()
             for key, row in zip(keys, rows.detach(), strict=True):
                 self._held[key] = row.clone()

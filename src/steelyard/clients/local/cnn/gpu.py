@@ -36,6 +36,7 @@ class KernelSteps:
         self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
         self.shares, self.draws, self.first_is_shared = SHARES, False, False
         self.moved: Sequence[slice] = [slice(None)]
+        self.order: object = steps
         self.native, self.restore = steps.native, steps.restore
         self.how = ARITHMETIC[precision]
         self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]

@@ -197,20 +197,20 @@ class HandSteps:
 
     def trained(self, start: torch.Tensor, part: Part = "everything", epochs: int | None = None) -> torch.Tensor:
         flat = self._engine.restore(self._cohort, start)
-        cohort, out = replace(self._next(epochs), part=part).begin_at(flat), torch.empty_like(flat)
+        cohort, out = self._next(epochs, part).begin_at(flat), torch.empty_like(flat)
         self.losses = self._engine.stack(cohort, np.arange(len(cohort)), out, self._whole)
         return self._engine.native(cohort, out)
 
-    def _next(self, epochs: int | None) -> Cohort:
+    def _next(self, epochs: int | None, part: Part) -> Cohort:
         """Return the cohort for one more training of this round, of so many epochs."""
         training = self._cohort.training
         if epochs is not None:
             training = training.model_copy(update={"epochs": epochs, "updates": None})
         self._trainings += 1
-        return replace(self._cohort, training=training, before=self._trainings - 1)
+        return replace(self._cohort, training=training, part=part, before=self._trainings - 1)
 
-    def batches(self, epochs: int | None = None, share: float = 1.0) -> Iterator[HandBatch]:
-        cohort = self._next(epochs)
+    def batches(self, epochs: int | None = None, share: float = 1.0, part: Part = "everything") -> Iterator[HandBatch]:
+        cohort = self._next(epochs, part)
         if share < 1:
             cohort = replace(
                 cohort, populations=tuple(self._parts(number, share) for number in range(len(cohort.tasks)))

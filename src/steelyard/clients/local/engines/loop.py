@@ -56,13 +56,14 @@ class LoopEngine(Engine):
         dataset, valid = cohort.dataset, plan.valid.sum(2).tolist()
 
         def slopes(number: int, models: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            found, losses = torch.zeros_like(models), models.new_zeros(len(models))
+            found, losses = torch.empty_like(models), models.new_zeros(len(models))
+            found[plan.active[number] :] = 0
             with self._loop() as loop:
                 for job in range(plan.active[number]):
                     place, key = (number, job, slice(valid[number][job])), cohort.chance(job)
                     samples = dataset.gather(plan.rows[place]), plan.labels[place], cohort.loss_of(job)
-                    draws = key if self._seeds else None, key, number, dataset.augment
-                    found[job], losses[job] = loop.gradient(models[job], *samples, *draws)
+                    draws = key if self._seeds else None, key, number, dataset.augment, cohort.part
+                    losses[job] = loop.gradient(models[job], *samples, *draws, into=found[job])
             return found, losses
 
         return slopes

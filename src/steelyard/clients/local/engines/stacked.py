@@ -61,6 +61,11 @@ class StackedEngine(Engine):
             self._steppers[form] = self.make_step(*form)
         return self._steppers[form]
 
+    def slopes_by(self, cohort: Cohort) -> StackStep:
+        """Return the step that takes gradients: of the cohort's part where it keeps the order of the whole model."""
+        part, whole = self.stepper(cohort), self.stepper(replace(cohort, part="everything"))
+        return part if part.order == whole.order else whole
+
     def native(self, cohort: Cohort, flat: torch.Tensor) -> torch.Tensor:
         return self.stepper(cohort).native(flat)
 
@@ -132,7 +137,7 @@ class SteppedEngine(StackedEngine):
         return cohort.keys(self.setup.device) if draws else None
 
     def slopes(self, cohort: Cohort, plan: Schedule, whole: int) -> Slopes:
-        stepper, tables = self.stepper(cohort), replace(plan, report=plan.weights)
+        stepper, tables = self.slopes_by(cohort), replace(plan, report=plan.weights)
         keys = self._keys(cohort, stepper)
 
         def slopes(number: int, models: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -379,7 +384,7 @@ class GraphEngine(StackedEngine):
 
     def _buffers_for(self, cohort: Cohort, plan: Schedule, chunk: int, *, slopes: bool = False) -> StackBuffers:
         steps, _, batch = plan.rows.shape
-        stepper = self.stepper(cohort)
+        stepper = self.slopes_by(cohort) if slopes else self.stepper(cohort)
         key = _Kind(id(cohort.dataset), cohort.descent.form, cohort.part, slopes, chunk, cohort.loss)
         buffers, room = self._buffers.get(key, (None, chunk * self._client_bytes(cohort)))
         if buffers is None or not buffers.fits(steps, chunk, batch):

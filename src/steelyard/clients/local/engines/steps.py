@@ -44,6 +44,8 @@ class StackStep(Protocol):
     """How many numbers at the front are parameters; the rest are buffers, which no descent moves."""
     moved: Sequence[slice]
     """Where the parameters stand that a step moves."""
+    order: object
+    """What the order of numbers goes by: steps with the same one take each other's models."""
     draws: bool
     """Whether a step must be given the clients' streams of chance in any case."""
     first_is_shared: bool
@@ -70,6 +72,7 @@ class HandDerivedStep:
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
         self.first_is_shared = steps.first_is_shared and names is None
         self._names = names
+        self.order: object = steps
         places = steps.views(torch.arange(steps.size))
         ends = [(int(each.min()), int(each.max()) + 1) for name, each in places.items() if names and name in names]
         self.moved: Sequence[slice] = [slice(None)] if names is None else [slice(*each) for each in ends]
@@ -145,6 +148,7 @@ class MappedStep:
     """Steps of any module through vmap."""
 
     shares, draws, first_is_shared = SHARES, True, False
+    order: object = "mapped"
 
     def __init__(
         self, setup: TrainingSetup, descent: Descent, part: Part = "everything", *, products: bool = True
