@@ -175,3 +175,14 @@ def test_the_split_command_writes_the_validation_rows_apart(tastes, tmp_path, co
     assert "train: 144, validation: 48, test: 48 interactions" in done.stdout
     lines = (tmp_path / "cut" / "validation.tsv").read_text().splitlines()
     assert {line.split("\t")[3] for line in lines[1:]} == {"1006", "1007"}
+
+
+def test_a_folder_of_tables_is_one_table(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("user,item\nben,fargo\n")
+    (tmp_path / "a.tsv").write_text("user\titem\nann\theat\nben\theat\n")
+    (tmp_path / "README.md").write_text("no table")
+    found = read(tmp_path)
+    pairs = zip(found.users[found.user].tolist(), found.items[found.item].tolist(), strict=True)
+    assert list(pairs) == [("ann", "heat"), ("ben", "heat"), ("ben", "fargo")]
+    (tmp_path / "empty").mkdir()
+    assert_refused(lambda: read(tmp_path / "empty"), "empty", "no table in this folder", ".tsv")

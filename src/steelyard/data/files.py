@@ -63,7 +63,8 @@ def states_of(paths: Iterable[Path | None]) -> tuple[State, ...]:
         with suppress(UserError, OSError):  # one that is missing is refused by its reader
             if path is not None:
                 whole = find(path, "a file").resolve()
-                for each in sorted(whole.parent.glob(f"{glob.escape(whole.stem)}.*")):
+                beside = whole.iterdir() if whole.is_dir() else whole.parent.glob(f"{glob.escape(whole.stem)}.*")
+                for each in sorted(beside):
                     status = each.stat()
                     found.append((str(each), status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)

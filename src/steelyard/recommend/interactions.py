@@ -397,11 +397,23 @@ class Table:
         raise UserError(f"{self.path}: line {row + self.first_line}: {name} is {value!r}; allowed: {allowed}{hint}")
 
 
+_TABLES = {".tsv", ".csv"}
+"""How the files of a folder end that are tables; they may be packed as well."""
+
+
 def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
     """Return a file's columns as text; use `read` unless you need the raw text.
 
-    `columns` maps any of user, item, rating and time to the header's own names.
+    `columns` maps any of user, item, rating and time to the header's own names. Of a folder it is all its tables, by
+    name, one after the other.
     """
+    if path.is_dir():
+        found = [read_table(file, columns).frame for file in sorted(path.iterdir()) if _TABLES & set(file.suffixes)]
+        if not found:
+            raise UserError(f"{path}: no table in this folder; allowed: files that end in {listed(sorted(_TABLES))}")
+        import pandas as pd  # For speed of start, as below.
+
+        return Table(path, pd.concat(found, ignore_index=True), 2)
     cells = read_cells(path, EXPECTED, strip=False)
     if cells.shape[1] == 1:
         first = str(cells.iloc[0, 0])

@@ -45,7 +45,8 @@ class InteractionSettings(Section):
     """[interactions]: the data, what is kept of it, and how each user's part is split."""
 
     path: Annotated[Path, DataFile("data")]
-    """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
+    """File of interactions in any known form, or a folder of such tables; relative paths are looked for here, in
+    STEELYARD_DATA, ../shared/data."""
     catalogue: Annotated[Path, DataFile("catalogue")] | None = None
     """File of all item ids, also those nobody took; devices that hold only their own rows need it to number items."""
     columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
