@@ -17,6 +17,7 @@ from steelyard.runs.store import Store
 
 RUN = "7"
 TEXT = 'name = "hand-made"\nkind = "learning"\n[data]\nsource = "digits"\n'
+KEEPS = TEXT + '[store]\nkeep = "updates"\n'
 
 
 def a_key(file: Path) -> SigningKey:
@@ -37,22 +38,26 @@ def signed_by(key: SigningKey, client: str, round: int, task: str, numbers: np.n
     return Signed(key.line, before, digests, {client: salt}, signature)
 
 
-def signed_run(folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str] = (0, "")) -> Path:
+def signed_run(
+    folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str] = (0, ""), *, keep: bool = False
+) -> Path:
     """A finished run of one rule whose two clients are signed for by two nodes; their public keys lie in `keys`.
 
-    Node a links its statements, node b does not. `absent` is a round and a node that signs nothing in it.
+    Node a links its statements, node b does not. `absent` is a round and a node that signs nothing in it; `keep` has
+    the run keep updates. From round 1 on each model is the weighted sum of the updates.
     """
     nodes = {name: a_key(keys / name) for name in ("a", "b")}
     folder.mkdir(parents=True)
-    (folder / "experiment.toml").write_text(TEXT)
-    store = Store(folder, signer=a_key(keys / "server"))
+    text = KEEPS if keep else TEXT
+    (folder / "experiment.toml").write_text(text)
+    store = Store(folder, signer=a_key(keys / "server"), keep_updates="float32" if keep else None)
     made = federation()
     store.register([made])
-    store.note(RunFacts(federation_run=RUN, experiment_text=TEXT))
+    store.note(RunFacts(federation_run=RUN, experiment_text=text))
     store.resume()
     before = ""
     for round in range(rounds + 1):
-        old = state(round, float(round), 2.0)
+        old = state(round, *((0.75, 0.25) if round > 1 else (1.0, 2.0)))
         task = task_digest("DS>LD", 0, round, old.loss, {"name": "fedavg"}, model_digest(old.parameters), {})
         rows = dict(zip("ab", torch.eye(2).numpy(), strict=True))
         signed = tuple(
@@ -72,7 +77,8 @@ def signed_run(folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str
             server_accuracy=0.5, server_macro_f1=0.25, server_metrics={"mae": 1.0},
             contributions=(values(round),) if round else (),
         )  # fmt: skip
-        store.commit(round, [done], {"DS>LD": state(round, 1.0 + round, 2.0)}, dict, last=round == rounds)
+        new = {"DS>LD": state(round, *((0.75, 0.25) if round else (1.0, 2.0)))}
+        store.commit(round, [done], new, dict, last=round == rounds)
     store.finish()
     store.close()
     return folder

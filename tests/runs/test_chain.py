@@ -165,6 +165,8 @@ def strangers_head(folder: Path) -> str:
         if size is not None:
             text += strangers_value("ledger_bytes", size)
             text += strangers_value("ledger", hashlib.sha256(content[:size]).hexdigest())
+        if (kept := folder / "updates" / f"round-{round:06d}.safetensors").exists():
+            text += strangers_value("kept", hashlib.sha256(kept.read_bytes()).hexdigest())
         link = strangers_value("chain", 3) + strangers_value("before", head) + strangers_value("round", round)
         link += strangers_value("record", hashlib.sha256(text).hexdigest())
         head = hashlib.sha256(link).hexdigest()
@@ -292,7 +294,7 @@ def test_a_sealed_round_holds_its_head_the_one_before_and_the_servers_signature(
             assert (found.run, found.round, found.head, found.key) == (RUN, round, head, server)
             assert found.before == (rows[round - 1][0] if round else records.first())
             assert (found.signature, ledger, found.tree.root is None) == (signature, None, round == 0)
-            assert found.record == hashlib.sha256(records.record(round, None)).hexdigest()
+            assert found.record == hashlib.sha256(records.record(chain.Row(round, None, None, None, None))).hexdigest()
         assert (len(rows), records.sealed(4)) == (4, None)
 
 
@@ -373,7 +375,10 @@ def test_a_ledger_is_held_to_what_it_was_and_may_be_ahead(tmp_path: Path) -> Non
         records, mark = chain.Records(db), Mark(first, hashlib.sha256(content[:first]).hexdigest())
         sealed = records.sealed(1)
         assert sealed is not None
-        assert sealed.record == hashlib.sha256(records.record(1, mark)).hexdigest()
+        assert (
+            sealed.record
+            == hashlib.sha256(records.record(chain.Row(1, mark.bytes, mark.sha256, None, None))).hexdigest()
+        )
     path.write_bytes(content[:first])
     found = checked(folder)
     assert "when round 2 was written" in found.problem

@@ -319,7 +319,10 @@ def test_what_parts_kept_is_put_together_round_by_round(tmp_path: Path):
     kept(tmp_path / "a", one)
     kept(tmp_path / "b", two)
     kept(tmp_path / "b", later, round=4)
-    join_kept((tmp_path / "a", tmp_path / "b"), tmp_path / "both")
+    for round in (3, 4):
+        written = join_kept((tmp_path / "a", tmp_path / "b"), tmp_path / "both", round)
+        assert read_round(tmp_path / "both", round).sha256 == written
+    assert join_kept((tmp_path / "a", tmp_path / "b"), tmp_path / "both", 5) is None
     found = read_round(tmp_path / "both", 3).updates
     assert list(found) == ["DS>LD", "LD>DS"]
     assert_same(one, found["DS>LD"])

@@ -408,7 +408,7 @@ HARM: tuple[tuple[str, str, str], ...] = (
         "store",
         "the trigger 't' is not one of a run's database",
     ),
-    ("DELETE FROM rounds WHERE round = 2", "resume", "damaged: 4 rounds of DS>LD, where its checkpoint follows 5"),
+    ("DELETE FROM rounds WHERE round = 2", "resume", "round 2 is not as it was written"),
 )
 """What was done to a run's database, what is asked of it then, and what is said."""
 

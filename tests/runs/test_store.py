@@ -270,7 +270,7 @@ def test_a_set_up_run_has_its_files_facts_and_rules_one_writer_and_is_left_alone
     made(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "experiment.toml", "lock", "run.sqlite"]
     assert (folder / "experiment.toml").read_text() == "name = 'x'\n"
-    assert History(folder).info == {"schema": "10", "seeds": "[1, 2]", "status": "running"}
+    assert History(folder).info == {"schema": "11", "seeds": "[1, 2]", "status": "running"}
     assert query(folder, "SELECT name FROM federations") == [("a#1",), ("a#2",)]
     first = Store(folder)
     assert_refused(lambda: Store(folder), "another process is writing this run", "wait for it or stop it first")
@@ -326,7 +326,7 @@ def test_what_is_no_database_of_this_version_is_named(tmp_path: Path, write: boo
     for statement, found in (("UPDATE info SET value = '1' WHERE key = 'schema'", "1"), ("DELETE FROM info", "None")):
         with closing(sqlite3.connect(path)) as writer, writer:
             writer.execute(statement)
-        assert_refused(call, path, f"schema {found}; this version reads schema 10")
+        assert_refused(call, path, f"schema {found}; this version reads schema 11")
 
 
 def test_parts_are_joined_to_the_run_made_at_once(tmp_path: Path) -> None:

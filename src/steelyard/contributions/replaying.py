@@ -33,7 +33,6 @@ from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.plan import ContributionSettings, Measure, RoundValues
 from steelyard.rounds.state import Federation, Plan, RoundRecord, Snapshot, States
 from steelyard.rounds.valuing import Test, overall_first, tester
-from steelyard.runs.chain import require_whole
 from steelyard.runs.database import reading
 from steelyard.runs.history import RETRAINED, History
 from steelyard.runs.kept_updates import kept_rounds, read_round
@@ -89,7 +88,7 @@ class Repetition:
         history = History(self.folder)
         chosen = rule_of(history, self.rule)
         check_simulated(history)
-        require_whole(history.chain, self.folder, accept=False)
+        history.require_whole()
         read_experiment(self.folder).check_contributions(settings)
         with as_begun(history, dataset=self.dataset, ask=self.ask) as (parts, _):
             parts.experiment.check_contributions(settings, own_code=True)

@@ -31,7 +31,6 @@ from steelyard.experiment.resuming import (
 from steelyard.messages.updates import LossState
 from steelyard.proof.signing import head_key
 from steelyard.rounds.state import Federation, Plan
-from steelyard.runs.chain import require_whole
 from steelyard.runs.database import exists
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
@@ -284,7 +283,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
                 f"{history.folder}: is not at its end; allowed: parts that are (`steelyard resume {history.folder}` "
                 "goes on with one that was stopped)"
             )
-        require_whole(history.chain, history.folder, accept=False)
+        history.require_whole()
         _check_same(found[0], history)
     out = own_folder(out, "--out")
     if exists(out):

@@ -187,7 +187,7 @@ def accept_experiment(folder: Path) -> None:
     if changes:
         with closing(Store(folder, signer=head_key())) as store:
             text = own_text(folder / RUN_FILE)
-            store.note(RunFacts(accepted=changes, experiment_text=text, code_files=_code_files(folder)))
+            store.accept(changes, RunFacts(experiment_text=text, code_files=_code_files(folder)))
             if any(change.startswith("data.") for change in changes):
                 store.note(RunFacts(preparations={}))  # Nobody asks the nodes again what their rows go through.
 

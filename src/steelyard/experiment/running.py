@@ -35,6 +35,7 @@ from steelyard.experiment.resuming import (
     RunRecorder,
     also_made_by,
     begun_with,
+    changed_experiment,
     changed_versions,
     check_models,
     run_facts,
@@ -48,7 +49,6 @@ from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.private import NO_GUARANTEE
 from steelyard.rounds.progress import show_progress
-from steelyard.runs.chain import require_whole
 from steelyard.runs.facts import RUN, RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
@@ -241,7 +241,8 @@ def resume(
     history = History(folder)
     if history.facts.status == "finished":
         read_experiment(folder).check_runs_here(str(folder))
-        require_whole(history.chain, folder, accept=accept_changes)
+        changed_experiment(folder, history.facts, accept=accept_changes)
+        history.require_whole(accept=accept_changes)
         tidy(folder)
         return folder
     with as_begun(history, dataset=dataset, assemble=assemble, ask=ask, accept=accept_changes) as (parts, changes):
@@ -249,7 +250,7 @@ def resume(
             _log.warning(line)
         with closing(_open(folder, parts.experiment, simulated=assemble is None)) as store:
             if changes:
-                store.note(RunFacts(accepted=list(changes)).also(parts.begun(folder)))
+                store.accept(changes, parts.begun(folder))
             store.note(also_made_by(history))
             return _go(parts, folder, store, progress, accept=accept_changes)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from steelyard.base import files
 from steelyard.base.errors import UserError, in_words
 from steelyard.experiment.description import Description, FederationSettings, stored_settings
-from steelyard.experiment.loading import read_experiment
 from steelyard.messages.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Updates
@@ -24,7 +24,7 @@ from steelyard.proof.signing import DIGEST_BYTES, SALT_BYTES, model_digest
 from steelyard.runs.columns import read_cohorts
 from steelyard.runs.database import Reader
 from steelyard.runs.digests import update_digest
-from steelyard.runs.kept_updates import KeptRound, read_round
+from steelyard.runs.kept_updates import FOLDER, KeptRound, path_of_round, read_round
 
 if TYPE_CHECKING:
     from steelyard.runs.signatures import Findings
@@ -65,54 +65,67 @@ class _Federation:
         return in_words(self.name)
 
 
-def look_at_updates(db: Reader, folder: Path, found: Findings, last: int) -> None:
-    """Hold what a run kept of each round up to the last against its chain, and compute the models again from it."""
-    experiment = read_experiment(folder)
+def look_at_updates(db: Reader, folder: Path, experiment: Description, found: Findings) -> None:
+    """Hold what a run kept of each round in its chain against it, and compute the models again from it."""
+    written = dict(db.rows("chain", ("round", "kept"), "WHERE head IS NOT NULL ORDER BY round"))
+    there = set(files.names_in(folder / FOLDER))
+    if experiment.store.keep != "updates" and not there and not any(written.values()):
+        return
     rounded = experiment.store.keep_as != "float32"
+    share = ROUNDED if rounded else TOLERANCE
     federations = _federations(db, experiment)
-    for round in range(last + 1):
-        try:
-            kept = read_round(folder, round)
-        except UserError as error:
-            found.change(str(error), round)
-            kept = KeptRound({}, {})
+    for round, sha256 in written.items():
+        kept = _kept(folder, round, sha256, found)
         for one in federations:
             if round in one.digests:
                 before = len(found.changed)
                 _look_at_digests(one, kept, round, found, rounded)
-                _follow(one, kept, round, found, ROUNDED if rounded else TOLERANCE, len(found.changed) > before)
-    _say(federations, found, rounded)
-
-
-def _say(federations: list[_Federation], found: Findings, rounded: bool) -> None:
-    if rounded:
-        found.checked["kept updates"] = "rounded to bfloat16, so their digests cannot be checked"
-    else:
-        found.checked["kept updates"] = "each held against its digest"
+                _follow(one, kept, round, found, share, len(found.changed) > before)
+    known = {path_of_round(folder, round).name for round, sha256 in written.items() if sha256}
+    for name in sorted(there - known):
+        found.change(f"{folder / FOLDER / name}: the run kept no such file")
+    words = "each file by its SHA-256; rounded, so no client's by its digest" if rounded else "each by its digest"
+    found.checked["kept updates"] = f"{len(known)} rounds, {words}"
     for one in federations:
         words = f"not computed again: {one.reason}"
         if one.algorithm is not None:
-            share = ROUNDED if rounded else TOLERANCE
             words = f"{one.counted} rounds computed again from kept updates and weights, the same to {share:g}"
         found.checked[f"model of {one.words}"] = words
 
 
+def _kept(folder: Path, round: int, written: str | None, found: Findings) -> KeptRound:
+    """Return what is there of a round's kept updates, and note where that is not what the chain says."""
+    if written is None:
+        found.change("no updates of it were kept, and the experiment asks for them", round)
+        return KeptRound()
+    try:
+        kept = read_round(folder, round)
+    except UserError as error:
+        found.change(str(error), round)
+        return KeptRound()
+    if kept.sha256 != written:
+        found.change(f"{path_of_round(folder, round).name} in {FOLDER} is not the file that the run kept", round)
+    return kept
+
+
 def _look_at_digests(one: _Federation, kept: KeptRound, round: int, found: Findings, rounded: bool) -> None:
     """Hold the updates and the model that were kept of a round against the chain."""
+    if not kept.sha256:
+        return  # there is none, which was said
     model, digests, salts = one.digests[round]
-    if one.name in kept.models and model_digest(kept.models[one.name]) != model:
+    if one.name not in kept.models or model_digest(kept.models[one.name]) != model:
         found.change(f"the kept model of {one.words} is not the one that the round ended with", round)
     updates = kept.updates.get(one.name)
     content = None if updates is None else updates.payload.content()
-    if rounded or updates is None or content is None:
-        return
-    count = len(updates.clients)
-    if updates.clients != one.weights.get(round, ((), None))[0]:
+    clients = () if updates is None else updates.clients
+    if round in one.weights and clients != one.weights[round][0]:
         found.change(f"the kept updates of {one.words} are not of the clients that were weighed", round)
-    elif not isinstance(digests, bytes) or not isinstance(salts, bytes) or len(digests) != DIGEST_BYTES * count:
+    elif rounded or content is None or round not in one.weights:
+        return  # of rounds without rows of single clients (store.clients_every) the chain has no digests
+    elif not isinstance(digests, bytes) or not isinstance(salts, bytes) or len(digests) != DIGEST_BYTES * len(clients):
         found.skip(f"the chain has no digests of the updates of {one.words}", round)
     else:
-        for at, (client, part) in enumerate(zip(updates.clients, content, strict=True)):
+        for at, (client, part) in enumerate(zip(clients, content, strict=True)):
             salt = salts[at * SALT_BYTES : (at + 1) * SALT_BYTES]
             if update_digest(salt, part) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
                 found.change(f"its kept update of {one.words} is not the one of its digest", round, client)
@@ -127,14 +140,12 @@ def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, shar
     if round == 0:
         one.tensors = one.algorithm.start(after)
         return
-    if changed or before is None or one.tensors is None:
+    payload = None if updates is None or round not in one.weights else updates.payload.dense
+    if changed or before is None or one.tensors is None or (payload is None and round not in one.kept_old):
         one.tensors = None if type(one.algorithm).step is not Algorithm.step else one.tensors
         return
-    if round in one.kept_old:
+    if payload is None or updates is None or round in one.kept_old:
         again, allowed = before, torch.zeros_like(before)
-    elif updates is None or round not in one.weights or (payload := updates.payload.dense) is None:
-        found.skip(f"no updates of {one.words} were kept", round)
-        return
     else:
         again, allowed = _again(one, one.algorithm, before, updates, payload, one.weights[round][1], share)
     apart = (again - after).abs()
@@ -157,11 +168,13 @@ def _again(
     share: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the model that follows, and by how much each of its numbers may differ."""
+    # What was not trained is in every model as it was, whatever a kept file says of where that lies.
+    payload = DenseModels(payload.models)
     average = payload.combine(before, weights)
     sizes = torch.as_tensor(np.abs(weights), dtype=torch.float32) @ payload.models.abs()
     if one.of_changes:
         rest = float(1 - weights.sum())
-        average, sizes = payload.keep_frozen(average + rest * before, before), sizes + abs(rest) * before.abs()
+        average, sizes = average + rest * before, sizes + abs(rest) * before.abs()
     allowed = share * sizes + torch.finfo(torch.float32).tiny
     if type(algorithm).step is Algorithm.step:
         return average, allowed

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
@@ -21,11 +21,11 @@ from steelyard.base.errors import UserError, brief, in_words
 from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
 from steelyard.contributions.document import Contributions
-from steelyard.experiment.description import stored_settings
-from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.description import Description, stored_settings
+from steelyard.experiment.loading import RecordedDescription, read_experiment
 from steelyard.experiment.resuming import changed_since, versions
 from steelyard.privacy.ledger import Ledger
-from steelyard.proof.signing import Keys, model_digest
+from steelyard.proof.signing import Keys
 from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.chain import (
     Checked,
@@ -37,7 +37,7 @@ from steelyard.runs.chain import (
     one_moment,
 )
 from steelyard.runs.checkpoint import kept_checkpoints
-from steelyard.runs.columns import Cohorts, read_cohorts
+from steelyard.runs.columns import Cohorts, read_cohorts, read_tested, runs_of
 from steelyard.runs.database import Reader, reading
 from steelyard.runs.facts import Promise, closing_problem, last_head, newest_round
 from steelyard.runs.signatures import Finding, Findings, Signatures
@@ -45,14 +45,14 @@ from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.scores import parse_priority
 
 
-def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: Keys | None = None) -> Checked:
+def _look_at_rounds(db: Reader, folder: Path, found: Findings, keys: Keys | None) -> Checked:
     """Hold every round, checkpoint, line of the ledger and signature against the chain, in one walk.
 
     Signatures are checked by the keys in the folder, or by those that the checker trusts.
     """
     with one_moment(db):
         rows = chain_rows(db)
-        sealed = [row for row in rows if row[3] is not None]
+        sealed = [row for row in rows if row.head is not None]
         records, signatures = Records(db), Signatures(db, found, keys)
         for one in records.links(sealed):
             _look_at_round(records, one, found)
@@ -60,7 +60,7 @@ def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: 
         found.differ = {finding.round for finding in found.changed}
         signatures.look()
         shallow = checked(db, folder, rows, checkpoint_problem(db, sealed) if sealed else "")
-        _look_at_the_end(db, found)
+        _look_at_the_end(db, found, keys)
     if not sealed:
         found.skip("it has no head yet: no checkpoint was written")
         return shallow
@@ -71,7 +71,7 @@ def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: 
     return shallow
 
 
-def _look_at_the_end(db: sqlite3.Connection, found: Findings) -> None:
+def _look_at_the_end(db: Reader, found: Findings, keys: Keys | None) -> None:
     """Hold what stands beside the rounds against the closing record, and say which rounds the chain does not hold."""
     last, newest = last_head(db)[0], newest_round(db)
     if problem := closing_problem(db):
@@ -80,6 +80,8 @@ def _look_at_the_end(db: sqlite3.Connection, found: Findings) -> None:
     elif newest > last >= 0:
         words = "not in the chain yet: a resume runs them again"
         found.checked["rounds after the last checkpoint"] = f"up to {newest}, {words}"
+        if keys is not None:
+            found.skip(f"rounds after {last}, up to {newest}, have no head that the server signed")
 
 
 def _look_at_round(records: Records, one: Link, found: Findings) -> None:
@@ -99,7 +101,7 @@ SAME_EPSILON = 1e-6
 _TOGETHER = "all rules together"
 TOLERANCE = 1e-12
 """Weights are the same up to this on every processor: they are computed in float64, whose rounding is 2e-16."""
-_OF = "WHERE federation = ? ORDER BY round"
+_OF = "WHERE federation = ?"
 WHOLE, CHANGED, UNCHECKED = 0, 1, 2
 """Exit codes of `steelyard verify`."""
 
@@ -174,7 +176,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None, pref
     files.check_run(folder)
     found = Findings()
     with reading(folder) as db:
-        chain = look_at_rounds(db, folder, found, trusted)
+        chain = _look_at_rounds(db, folder, found, trusted)
         _look_at_kept(db, chain, kept, found)
         _look_at_models(db, folder, found)
         facts = db.facts()
@@ -183,15 +185,23 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None, pref
         found.checked["contributions"] = (
             f"those found out after the run (rows: {later}) are not in the chain and were not checked"
         )
+    for line in facts.differed[1:]:  # the first stands for the closing record
+        found.change(line)
+    if accepted := [*facts.accepted, *facts.differed]:
+        found.checked["accepted when it went on"] = "; ".join(accepted)
     if (said := changed_since(folder, facts)) is not None:
         found.change(said)
     try:
+        experiment = read_experiment(folder)
         with reading(folder) as db:
             found.checked["made on"] = _made_on(facts.others)
             _look_at_epsilon(folder, facts.privacy, found)
-            _look_at_weights(db, folder, found)
-            if files.names_in(folder / files.UPDATES) or read_experiment(folder).store.keep == "updates":
-                look_at_updates(db, folder, found, chain.round)
+            rules = db.rows("federations", ("id", "name", "settings"), "ORDER BY name")
+            if counted := sum(_look_at_rule(db, experiment, *rule, found=found) for rule in rules):
+                same = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"
+                words = f"{counted} rounds computed again from criteria and rule"
+                found.checked["weights"] = f"{words}, {same} (to {TOLERANCE:g})"
+            look_at_updates(db, folder, experiment, found)
     except UserError as error:
         # A change that is named already may leave columns that cannot be read: the rest was looked at.
         if not found.changed:
@@ -245,7 +255,6 @@ def _look_at_epsilon(folder: Path, promise: Promise | None, found: Findings) -> 
 
 def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
     """Hold the models of the checkpoints against the digests of their rounds."""
-    query = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
     rounds: list[str] = []
     if not found.closed:
         return
@@ -253,45 +262,72 @@ def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:
         if isinstance(restored, UserError):
             found.change(str(restored), round)
             continue
-        kept = [(name, *model) for name, state in restored.states.items() for model in state.models]
-        for name, of, model in kept:
-            if db.execute(query, (name, of)).fetchone() != (model_digest(model),):
+        models = list(restored.models(db))
+        for name, of, same in models:
+            if not same:
                 found.change(f"the model of {in_words(name)} is not the one that it ended with", of)
-        rounds += [str(round)] if kept else []
+        rounds += [str(round)] if models else []
     if rounds:
         found.checked["models"] = f"of the checkpoints after round {' and '.join(reversed(rounds))}, by their digests"
 
 
-def _look_at_weights(db: Reader, folder: Path, found: Findings) -> None:
-    """Compute the weights again from the stored criteria, by the stored rules, but not in rounds that differ."""
-    skipped = _not_by_rule_alone(folder)
+def _look_at_rule(db: Reader, experiment: Description, key: int, federation: str, text: str, *, found: Findings) -> int:
+    """Compute a rule's weights and accuracies again, but not in rounds that differ: nothing follows from those.
+
+    Returns in how many rounds there were weights to compute.
+    """
+    name, every = in_words(federation), experiment.resolved().store.clients_every
+    columns = ("round", "accuracy", "priority", "kept_old", "answered")
+    rows = db.rows("rounds", columns, f"{_OF} AND round <= ? ORDER BY round", key, last_head(db)[0])
+    rounds = {row[0]: _Round(*row) for row in rows if row[0] not in found.differ}
+    cohorts = read_cohorts(db, key, f"{_OF} ORDER BY round")
+    weighed = {round: len(clients) for round, _, clients in cohorts.by_round()}
+    for one in rounds.values():
+        there = weighed.get(one.round, 0)
+        if there != one.answered and (there or one.round % every == 0):
+            found.change(f"{one.answered} clients answered under {name}, and {there} were weighed", one.round)
+    settings = stored_settings(text)
+    reason = "its settings are not of this version" if settings is None else _not_by_criteria(settings, experiment)
     counted = 0
-    reasons: dict[str, str] = {}
-    for key, name, text in db.rows("federations", ("id", "name", "settings"), "ORDER BY name"):
-        settings = stored_settings(text)
-        reason = "its settings are not of this version" if settings is None else skipped or _not_of_criteria(settings)
-        if settings is None or reason:
-            reasons[in_words(name)] = reason
-            continue
-        # Of criteria that are known to be changed no weights follow.
-        decided = db.rows("rounds", ("round", "priority", "kept_old"), _OF, key)
-        orders = {r: priority for r, priority, kept_old in decided if not kept_old and r not in found.differ}
-        counted += _compared(read_cohorts(db, key, _OF), Rule(settings), orders, in_words(name), found)
-    if counted:
-        words = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"
-        found.checked["weights"] = f"{counted} rounds computed again from criteria and rule, {words} (to {TOLERANCE:g})"
-    for name, reason in reasons.items():
+    if settings is None or reason:
         found.checked[f"weights of {name}"] = f"not computed again: {reason}"
+    else:
+        counted = _compared(cohorts, Rule(settings), rounds, name, found)
+    if isinstance(experiment, RecordedDescription) or experiment.rounds.leading is not None:
+        return counted  # an app may say another accuracy; of a measure only the last round's sums are kept
+    tested = read_tested(db, key, f"{_OF} ORDER BY round")
+    numbers, at = runs_of(tested.round)
+    means = np.bincount(at, tested.score * tested.samples) / np.bincount(at, tested.samples)
+    again = dict(zip(numbers.tolist(), means.tolist(), strict=True))
+    for one in rounds.values():
+        expected = again.get(one.round, math.nan)
+        if not np.isclose(math.nan if one.accuracy is None else one.accuracy, expected, atol=TOLERANCE, equal_nan=True):
+            said = "no accuracy" if one.accuracy is None else f"accuracy {one.accuracy:.6g}"
+            found.change(f"{said} under {name}, where the clients' tests give {expected:.6g}", one.round)
+    return counted
 
 
-def _compared(cohorts: Cohorts, rule: Rule, orders: Mapping[int, str | None], name: str, found: Findings) -> int:
+class _Round(NamedTuple):
+    """What a round of a rule says of its weighing and its test."""
+
+    round: int
+    accuracy: float | None
+    priority: str | None
+    kept_old: int
+    answered: int
+
+
+def _compared(cohorts: Cohorts, rule: Rule, rounds: Mapping[int, _Round], name: str, found: Findings) -> int:
     """Compare the weights of each round with what the rule makes of its criteria; returns the number of rounds."""
     counted = 0
     for round, entries, clients in cohorts.by_round():
         raw, weights = cohorts.raw[entries], cohorts.weight[entries]
-        if round not in orders or not np.isfinite(raw).all() or not np.isfinite(weights).all():
+        if round not in rounds:
             continue
-        order = orders[round]
+        if not np.isfinite(raw).all() or not np.isfinite(weights).all():
+            found.skip(f"its criteria or weights under {name} are not known", round)
+            continue
+        order = rounds[round].priority
         position = parse_priority(order, rule.names) if order and rule.ordered else None
         try:
             again = rule.weigh(raw, position, clients=clients)
@@ -299,14 +335,23 @@ def _compared(cohorts: Cohorts, rule: Rule, orders: Mapping[int, str | None], na
             found.change(f"its criteria under {name} cannot be weighed: {error}", round)
             continue
         counted += 1
-        for at in np.flatnonzero(np.abs(again.weights - weights) > TOLERANCE).tolist():
-            said = f"weight {weights[at]:.6g} under {name}, where criteria and rule give {again.weights[at]:.6g}"
+        wanted = again.weights
+        if rounds[round].kept_old:
+            wanted = np.zeros(len(clients))
+            if rule.settings.when_zero != "keep" or not (again.uniform or len(again.all_zero) == len(rule.names)):
+                found.change(f"it kept the old model under {name}, where criteria and rule give weights", round)
+        for at in np.flatnonzero(np.abs(wanted - weights) > TOLERANCE).tolist():
+            said = f"weight {weights[at]:.6g} under {name}, where criteria and rule give {wanted[at]:.6g}"
             found.change(said, round, clients[at])
     return counted
 
 
-def _not_of_criteria(settings: WeighingSettings) -> str:
+def _not_by_criteria(settings: WeighingSettings, experiment: Description) -> str:
     """Say why a rule's weights do not follow from stored criteria alone; empty where they do."""
+    if experiment.privacy is not None and experiment.privacy.central is not None:
+        return "central noise decides what each update counts"
+    if experiment.weighed_beside:
+        return experiment.weighed_beside
     if settings.trained_by == "server":
         return "no client is weighed"
     if settings.policy is not None and not settings.policy.of_measures:
@@ -318,14 +363,6 @@ def _not_of_criteria(settings: WeighingSettings) -> str:
     if settings.bound is not None and settings.plugins:
         return "it would run code that the rule names"
     return ""
-
-
-def _not_by_rule_alone(folder: Path) -> str:
-    """Say what else than a rule goes into the weights of a run; empty where nothing does."""
-    experiment = read_experiment(folder)
-    if experiment.privacy is not None and experiment.privacy.central is not None:
-        return "central noise decides what each update counts"
-    return experiment.weighed_beside
 
 
 class FoundJson(TypedDict):

@@ -39,7 +39,16 @@ from steelyard.proof.signing import (
     link,
 )
 from steelyard.proof.statements import SealedRound, Statement, Tree, slot
-from steelyard.runs.facts import RUN, RunFacts, closing_problem, fact, file_problem, signed_by, written_closing
+from steelyard.runs.facts import (
+    RUN,
+    RunFacts,
+    closing_problem,
+    fact,
+    file_problem,
+    last_head,
+    signed_by,
+    written_closing,
+)
 
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""
@@ -73,8 +82,22 @@ _ODD = np.random.Generator(np.random.PCG64(7)).integers(0, 2**63, 1 << 14, dtype
 """The odd numbers; a row of more words begins again with the first."""
 
 Words = NDArray[np.uint64]
-Row = tuple[int, object, object, object]
-"""Of the chain: round, bytes and SHA-256 of the ledger, head."""
+
+
+class Row(NamedTuple):
+    """A round of the chain as the database holds it."""
+
+    round: int
+    ledger_bytes: object
+    ledger: object
+    kept: object
+    """SHA-256 of the file of its kept updates."""
+    head: object
+
+    @property
+    def mark(self) -> Mark | None:
+        """How far the privacy ledger had come; None without a ledger."""
+        return marked(self.ledger_bytes, self.ledger)
 
 
 class NodeStatement(NamedTuple):
@@ -95,7 +118,6 @@ class Link(NamedTuple):
     expected: int
     """The round that follows the one before; another one where rounds are missing."""
     whole: bool
-    head: object
     statements: list[NodeStatement]
 
 
@@ -125,29 +147,27 @@ class Records:
             parts.append(fields(federation=name, rule=rule, seed=seed, settings=settings, algorithm=algorithm))
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
-    def record(self, round: int, mark: Mark | None) -> bytes:
-        """Return the record of a round, given how far the privacy ledger had come."""
+    def record(self, row: Row) -> bytes:
+        """Return the record of a round."""
         parts: list[bytes] = []
         for name, key, _, _, settings, _ in self._federations:
-            inner = b"".join(self._federation(key, round, settings))
+            inner = b"".join(self._federation(key, row.round, settings))
             parts += [field("federation", name), inner] if inner else []
-        if mark is not None:
-            parts.append(fields(ledger_bytes=mark.bytes, ledger=mark.sha256))
-        return b"".join(parts)
+        return b"".join(parts) + fields(ledger_bytes=row.ledger_bytes, ledger=row.ledger, kept=row.kept)
 
     def links(self, rows: Sequence[Row]) -> Iterator[Link]:
         """Hold each round against the head that was written before it."""
         before, expected = self.first(), 0
-        for round, size, sha256, written in rows:
-            statements = self.statements(round)
-            whole = round == expected and self._head(round, before, marked(size, sha256), statements) == written
-            yield Link(round, expected, whole, written, statements)
-            before, expected = str(written), round + 1
+        for row in rows:
+            statements = self.statements(row.round)
+            whole = row.round == expected and self._head(row, before, statements) == row.head
+            yield Link(row.round, expected, whole, statements)
+            before, expected = str(row.head), row.round + 1
 
-    def _head(self, round: int, before: str, mark: Mark | None, statements: Sequence[NodeStatement]) -> str:
-        record = hashlib.sha256(self.record(round, mark)).hexdigest()
-        root = self._tree(round, statements).root if statements else None
-        return link(before, round, root, record)
+    def _head(self, row: Row, before: str, statements: Sequence[NodeStatement]) -> str:
+        record = hashlib.sha256(self.record(row)).hexdigest()
+        root = self._tree(row.round, statements).root if statements else None
+        return link(before, row.round, root, record)
 
     def _tree(self, round: int, statements: Sequence[NodeStatement]) -> Tree:
         run = self.run
@@ -155,17 +175,17 @@ class Records:
 
     def sealed(self, round: int) -> SealedRound | None:
         """Return a round of the chain with all that proofs about it need; None where it has no head yet."""
-        query = "SELECT round, head, ledger_bytes, ledger, key, signature FROM chain WHERE round IN (?, ?)"
-        rows = {row[0]: row[1:] for row in self._db.execute(query, (round - 1, round)).fetchall()}
-        head, size, sha256, key, signature = rows.get(round, (None,) * 5)
-        if head is None:
+        rows = {row.round: row for row in chain_rows(self._db, "WHERE round IN (?, ?)", round - 1, round)}
+        if round not in rows or rows[round].head is None:
             return None
-        line = self._db.execute("SELECT line FROM keys WHERE key = ?", (key,)).fetchone()
-        signed = (str(line[0]), bytes(signature or b"")) if line else ("", b"")
-        before = str(rows[round - 1][0]) if round - 1 in rows else self.first()
-        record = hashlib.sha256(self.record(round, marked(size, sha256))).hexdigest()
+        query = "SELECT k.line, c.signature FROM chain c JOIN keys k USING (key) WHERE c.round = ?"
+        line, signature = self._db.execute(query, (round,)).fetchone() or ("", None)
+        before = str(rows[round - 1].head) if round - 1 in rows else self.first()
+        record = hashlib.sha256(self.record(rows[round])).hexdigest()
         tree = self._tree(round, self.statements(round))
-        return SealedRound(self.run, round, before, record, str(head), *signed, tree)
+        return SealedRound(
+            self.run, round, before, record, str(rows[round].head), str(line), bytes(signature or b""), tree
+        )
 
     def statements(self, round: int) -> list[NodeStatement]:
         """Return what nodes signed in a round, by rule and key."""
@@ -194,6 +214,14 @@ class Records:
             (clients,) = self._row("updates", ("clients",), key, round) or (None,)
             found += [(name, client.name) for client in self._named(_numbers(clients))]
         return found
+
+    def left_out(self, federation: str, after: int, before: int) -> set[str]:
+        """Return the clients that the run says it left out of a federation's rounds between two."""
+        query = (
+            "SELECT c.name FROM failures l JOIN clients c ON c.id = l.client JOIN federations f ON f.id = l.federation "
+            "WHERE f.name = ? AND l.round > ? AND l.round < ?"
+        )
+        return {name for (name,) in self._db.execute(query, (federation, after, before))}
 
     def unkept(self, round: int) -> bool:
         """Whether clients answered in a round of which it was not kept who they were."""
@@ -300,11 +328,9 @@ class Records:
         """
         row = self._db.execute("SELECT head FROM chain WHERE round = ?", (after,)).fetchone()
         head = self.first() if row is None or row[0] is None else str(row[0])
-        rows = self._db.execute(
-            "SELECT round, ledger_bytes, ledger FROM chain WHERE round > ? AND round <= ? ORDER BY round", (after, last)
-        ).fetchall()
-        for round, size, sha256 in rows:
-            head = self._head(round, head, marked(size, sha256), self.statements(round))
+        for each in chain_rows(self._db, "WHERE round > ? AND round <= ?", after, last):
+            round = each.round
+            head = self._head(each, head, self.statements(round))
             signed = signed_by(self._db, signer, head_statement(self.run, round, head))
             # Without a key, a signature that was there stays: it tells that somebody computed the chain again.
             self._db.execute(
@@ -381,29 +407,30 @@ def check(db: sqlite3.Connection, folder: Path, *, checkpoints: bool = True) -> 
     """
     with one_moment(db):
         rows = chain_rows(db)
-        problem = _first_problem(db, [row for row in rows if row[3] is not None]) or closing_problem(db)
+        problem = _first_problem(db, [row for row in rows if row.head is not None]) or closing_problem(db)
         if checkpoints and not problem:
             problem = file_problem(db, folder)
         return checked(db, folder, rows, problem)
 
 
-def chain_rows(db: sqlite3.Connection) -> list[Row]:
+def chain_rows(db: sqlite3.Connection, where: str = "", *values: int) -> list[Row]:
     """Return the rows of a run's chain, also of rounds that have no head yet."""
-    return db.execute("SELECT round, ledger_bytes, ledger, head FROM chain ORDER BY round").fetchall()
+    query = f"SELECT round, ledger_bytes, ledger, kept, head FROM chain {where} ORDER BY round"
+    return list(map(Row._make, db.execute(query, values)))
 
 
 def checked(db: sqlite3.Connection, folder: Path, rows: Sequence[Row], problem: str) -> Checked:
     """Return what a look at the rounds has shown, once the ledger was looked at too."""
-    marks = [(marked(size, sha256), f"round {round} was written") for round, size, sha256, _ in rows]
+    marks = [(row.mark, f"round {row.round} was written") for row in rows]
     marks.append((_read_mark(fact(db, SEEN)), "the run was last resumed"))
     known = sorted(((mark, when) for mark, when in marks if mark is not None), key=lambda each: each[0].bytes)
     # The ledger is read after the rows: it may have grown meanwhile, and is never behind them.
     found = Journal(folder / LEDGER).first_difference([mark for mark, _ in known])
     if found is not None:
         problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
-    last = next((row for row in reversed(rows) if row[3] is not None), (-1, None, None, ""))
+    last, head = last_head(db)
     ledger = bool(known) or fact(db, SALT) is not None or files.is_file(folder / LEDGER)
-    return Checked(str(last[3]), int(last[0]), problem, ledger, written_closing(db)[1])
+    return Checked(head, last, problem, ledger, written_closing(db)[1])
 
 
 def _first_problem(db: sqlite3.Connection, sealed: Sequence[Row]) -> str:
@@ -417,7 +444,7 @@ def _first_problem(db: sqlite3.Connection, sealed: Sequence[Row]) -> str:
 
 def checkpoint_problem(db: sqlite3.Connection, sealed: Sequence[Row]) -> str:
     """Say which checkpoint does not follow the chain, given its rows that have heads; empty where all do."""
-    heads = {round: head for round, _, _, head in sealed}
+    heads = {row.round: row.head for row in sealed}
     checkpoints = db.execute("SELECT round, head FROM checkpoints ORDER BY round").fetchall()
     for round, written in checkpoints:
         if heads.get(round) != written:

@@ -24,6 +24,7 @@ from safetensors.torch import load, save
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, printable
 from steelyard.messages.updates import LossState
+from steelyard.proof.signing import model_digest
 from steelyard.rounds.state import Best, RoundState, States
 from steelyard.runs.facts import BestRound, check_name, checksum, read_checkpoint, read_content
 from steelyard.weighing.order import OrderState
@@ -238,6 +239,7 @@ class TensorFiles:
 KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
 _NEWEST = "SELECT round, file, states, size, checksum FROM checkpoints ORDER BY round DESC LIMIT ?"
+_MODEL = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
 MODELS = "models/"
 BEST = "best/"
 """How the names of the models of best rounds begin."""
@@ -325,6 +327,12 @@ class Restored:
     problems: tuple[str, ...] = ()
     loaded: Loaded = field(default_factory=Loaded)
     """All of its tensors, and the files that they were found in."""
+
+    def models(self, db: sqlite3.Connection) -> Iterator[tuple[str, int, bool]]:
+        """Yield each model that is kept: its federation, its round, and whether its digest is the chain's."""
+        for name, state in self.states.items():
+            for round, model in state.models:
+                yield name, round, db.execute(_MODEL, (name, round)).fetchone() == (model_digest(model),)
 
 
 def last_checkpoint(connection: sqlite3.Connection, folder: Path) -> Restored:

@@ -88,7 +88,9 @@ class RunFacts(Document):
     arrays: dict[str, list[str | int]] = {}
     """Of a model whose network only its app knows, in order: each array's type and shape by its name."""
     accepted: list[str] = []
-    """What was no longer as it began, and was accepted."""
+    """What of its experiment, code and data was no longer as it began, and was accepted."""
+    differed: list[str] = []
+    """How its folder was no longer as it was written when it went on all the same (`resume --accept-changes`)."""
     findings: list[Finding] = []
     """What `steelyard check` finds in its data, and what of it was accepted."""
     drift: dict[str, dict[str, float]] = {}
@@ -190,6 +192,11 @@ _ENDED = "SELECT f.name, e.round, e.reason FROM ended e JOIN federations f ON f.
 _NEWEST = "SELECT COALESCE(MAX(round), -1) FROM {} WHERE typeof(round) = 'integer'"
 _NO_ROUND = "typeof(round) != 'integer' OR round < 0"
 _NO_RULE = "federation NOT IN (SELECT id FROM federations)"
+_LACKS = (
+    "SELECT name FROM federations f LEFT JOIN rounds r ON r.federation = f.id AND r.round <= ? "
+    "LEFT JOIN digests d ON d.federation = f.id AND d.round = r.round "
+    "GROUP BY f.id HAVING COUNT(d.round) != IFNULL(MAX(r.round), 0) + 1 LIMIT 1"
+)
 
 
 def last_head(db: sqlite3.Connection) -> tuple[int, str]:
@@ -246,9 +253,9 @@ def written_closing(db: sqlite3.Connection) -> tuple[int, str]:
 
 def closing_problem(db: sqlite3.Connection) -> str:
     """Say how a run differs from the record that closes it; empty where it does not."""
-    if stray := _stray_row(db):
-        return stray
     last, _ = last_head(db)
+    if wrong := _stray_row(db) or _missing_row(db, last) or _differed(db):
+        return wrong
     closed, written = written_closing(db)
     if not written:
         return "its closing record is missing" if newest_round(db) >= 0 else ""
@@ -271,6 +278,20 @@ def _stray_row(db: sqlite3.Connection) -> str:
         if db.execute(f"SELECT 1 FROM {name} WHERE {wrong} LIMIT 1").fetchone():
             return f"the table {name} has a row of a round or of a rule that the run never had"
     return ""
+
+
+def _missing_row(db: sqlite3.Connection, last: int) -> str:
+    """Name a rule that lacks a round, or the digest of its model, up to the last head."""
+    found = db.execute(_LACKS, (last,)).fetchone() if last >= 0 else None
+    return "" if found is None else f"rounds of {found[0]}, or digests of their models, are missing"
+
+
+def _differed(db: sqlite3.Connection) -> str:
+    """Return what a resume accepted of a folder that was no longer as it was written."""
+    try:
+        return str(next(iter(json.loads(fact(db, "differed") or "[]")), ""))
+    except (ValueError, TypeError, RecursionError):
+        return "its facts cannot be read"
 
 
 def newest_round(db: sqlite3.Connection) -> int:

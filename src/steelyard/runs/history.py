@@ -30,7 +30,7 @@ from steelyard.base.settings import LARGEST
 from steelyard.base.tallies import Tally
 from steelyard.messages.updates import Counts, Floats
 from steelyard.rounds.plan import RoundValues
-from steelyard.runs.chain import Checked, check
+from steelyard.runs.chain import Checked, check, require_whole
 from steelyard.runs.columns import (
     KEYS,
     WHOLE,
@@ -243,6 +243,16 @@ class History:
         """The run's chain of rounds, computed again: its head, and what is not as it was written."""
         with reading(self.folder) as connection:
             return check(connection, self.folder)
+
+    def require_whole(self, *, accept: bool = False) -> None:
+        """Refuse to go on with a run that is not as it was written, its signatures and models included."""
+        # For speed of start: models need torch.
+        from steelyard.runs.checkpoint import Restored, kept_checkpoints
+        from steelyard.runs.store import check_deeply
+
+        with reading(self.folder) as connection:
+            kept = (one for _, one in kept_checkpoints(connection, self.folder) if isinstance(one, Restored))
+            require_whole(check_deeply(connection, self.folder, kept), self.folder, accept=accept)
 
     @cached_property
     def shown_chain(self) -> Checked:

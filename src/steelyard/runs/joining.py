@@ -164,7 +164,7 @@ def join_rounds(
         readers = [stack.enter_context(reading(part)) for part in parts]
         db = stack.enter_context(closing(connect(folder, write=True)))
         with db:
-            last = _copy(db, list(map(_Part.of, parts, readers)), names, clients_every)
+            last = _copy(db, folder, list(map(_Part.of, parts, readers)), names, clients_every)
             head = Records(db).extend(-1, last, signer)
             states: dict[str, RoundState] = {}
             kept: dict[str, Tensor] = {}
@@ -176,10 +176,11 @@ def join_rounds(
             db.execute(WRITE["checkpoints"], (*TensorFiles(folder).keep(last, tensors, text, whole=True), head))
             write_closing(db, signer)
         close_log(db)
-    join_kept(parts, folder)
 
 
-def _copy(db: sqlite3.Connection, parts: Sequence[_Part], names: Sequence[str], clients_every: int) -> int:
+def _copy(
+    db: sqlite3.Connection, folder: Path, parts: Sequence[_Part], names: Sequence[str], clients_every: int
+) -> int:
     """Copy all rounds of all federations; returns the last round."""
     rows = RoundRows(db)
     holds = {name: part for part in parts for name in part.federations}
@@ -203,5 +204,6 @@ def _copy(db: sqlite3.Connection, parts: Sequence[_Part], names: Sequence[str], 
                         db.execute(WRITE[table], tuple(values.values()))
                 except (*BROKEN, ValueError) as error:
                     raise unreadable(part.folder, error) from error
-        db.execute(WRITE["chain"], (round, None, None, None, None, None))
+        sent = join_kept([part.folder for part in parts], folder, round)
+        db.execute(WRITE["chain"], (round, None, None, sent, None, None, None))
     return last

@@ -7,9 +7,10 @@ combined again to the same bits. Round 0 has the first model alone.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,7 +23,7 @@ from steelyard.base.errors import UserError
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Failure, Updates
 from steelyard.rounds.state import RoundRecord, States
-from steelyard.runs.checkpoint import metadata_of, read_tensors, write_tensors
+from steelyard.runs.checkpoint import content_tensors, metadata_of, write_tensors
 from steelyard.runs.facts import read_content
 
 FOLDER = files.UPDATES
@@ -53,8 +54,11 @@ def path_of_round(folder: Path, round: int) -> Path:
     return folder / FOLDER / f"round-{round:06d}.safetensors"
 
 
-def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states: States, keep_as: Kept) -> None:
-    """Write the updates of a round of all federations, and the models that it ended with, these never rounded."""
+def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states: States, keep_as: Kept) -> str:
+    """Write the updates of a round of all federations, and the models that it ended with, these never rounded.
+
+    Returns the SHA-256 of the file, for the chain.
+    """
     tensors = {f"{_AFTER}{record.federation}": states[record.federation].parameters for record in records}
     about: dict[str, dict[str, object]] = {}
     for record in records:
@@ -67,20 +71,27 @@ def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], states:
             tensors[f"sent/{name}/{record.federation}"] = sent
         whole = {name: getattr(updates, name) for name in _Kept.model_fields if name != "frozen"}
         about[record.federation] = {**whole, "frozen": payload.frozen, **updates.write()}
-    write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about, default=asdict)})
+    return _written(path_of_round(folder, round), tensors, about)
 
 
-def join_kept(parts: Sequence[Path], folder: Path) -> None:
-    """Put the files that parts of one comparison kept together, a file for each round, as one run would have."""
-    names = {name for part in parts for name in files.names_in(part / FOLDER) if files.CHECKPOINT_NAME.fullmatch(name)}
-    for name in sorted(names):
-        tensors: dict[str, torch.Tensor] = {}
-        about: dict[str, Any] = {}
-        for path in (part / FOLDER / name for part in parts):
-            if files.is_file(path):
-                tensors |= read_tensors(path)
-                about |= json.loads(metadata_of(read_content(path)).get("updates", "{}"))
-        write_tensors(folder / FOLDER / name, tensors, {"updates": json.dumps(about)})
+def _written(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, object]) -> str:
+    content = write_tensors(path, tensors, {"updates": json.dumps(about, default=asdict, sort_keys=True)})
+    return hashlib.sha256(content).hexdigest()
+
+
+def join_kept(parts: Sequence[Path], folder: Path, round: int) -> str | None:
+    """Put the files that parts of one comparison kept of a round together, as one run would have; None: none did.
+
+    Returns the SHA-256 of the file.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    about: dict[str, Any] = {}
+    for path in (path_of_round(part, round) for part in parts):
+        if files.is_file(path):
+            content = read_content(path)
+            tensors |= content_tensors(path, content)
+            about |= json.loads(metadata_of(content).get("updates", "{}"))
+    return _written(path_of_round(folder, round), tensors, about) if tensors else None
 
 
 def kept_rounds(folder: Path) -> bool:
@@ -92,22 +103,25 @@ def kept_rounds(folder: Path) -> bool:
 class KeptRound:
     """What a run kept of one round, by federation."""
 
-    updates: Mapping[str, Updates]
-    models: Mapping[str, torch.Tensor]
+    updates: Mapping[str, Updates] = field(default_factory=dict[str, Updates])
+    models: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """The models that the round ended with."""
+    sha256: str = ""
+    """Of the file."""
 
 
 def read_round(folder: Path, round: int) -> KeptRound:
     """Return what was kept of a round; a file that is missing or damaged is named in the error."""
     path = path_of_round(folder, round)
-    tensors = read_tensors(path)
+    content = read_content(path)
+    tensors = content_tensors(path, content)
     try:
-        table = _TABLE.validate_json(metadata_of(read_content(path)).get("updates", ""))
+        table = _TABLE.validate_json(metadata_of(content).get("updates", ""))
     except (ValidationError, ValueError) as error:
         raise UserError(f"{path}: not the updates that a run kept; allowed: the file as it was written") from error
     updates = {name: _updates(path, name, round, about, tensors) for name, about in table.items()}
     models = {name.removeprefix(_AFTER): each for name, each in tensors.items() if name.startswith(_AFTER)}
-    return KeptRound(updates, models)
+    return KeptRound(updates, models, hashlib.sha256(content).hexdigest())
 
 
 def _updates(path: Path, name: str, round: int, about: _Kept, tensors: Mapping[str, torch.Tensor]) -> Updates:

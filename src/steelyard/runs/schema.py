@@ -14,7 +14,7 @@ from pydantic import Field
 
 from steelyard.base.settings import Section
 
-VERSION = 10
+VERSION = 11
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -115,6 +115,7 @@ CREATE TABLE IF NOT EXISTS chain (
     round INTEGER PRIMARY KEY,
     ledger_bytes INTEGER,        -- how long the privacy ledger was when the round was written; NULL: there is none
     ledger TEXT,                 -- SHA-256 of these bytes
+    kept TEXT,                   -- SHA-256 of the file of kept updates; NULL: none were kept
     head TEXT,                   -- SHA-256 of the round's record; NULL until a checkpoint follows
     key TEXT, signature BLOB     -- of the server, over the head; NULL: it has no key
 );

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from steelyard.base.errors import first_names
 from steelyard.proof.signing import Keys, closing_statement, fingerprint, head_statement, holds
+from steelyard.proof.statements import Statement
 from steelyard.runs.chain import NodeStatement, Records
 
 _SIGNED_HEADS = "SELECT round, head, key, signature FROM chain WHERE head IS NOT NULL ORDER BY round"
@@ -76,6 +77,9 @@ class Signatures:
         """By rule, round and client: for whom a node signed."""
         self._looked: list[int] = []
         self._counted = 0
+        self._unlinked: list[tuple[int, Statement]] = []
+        """Statements that name one before which the run does not hold, each with the round that is looked on from."""
+        self._digests: set[str] = set()
 
     def add(self, round: int, statements: Sequence[NodeStatement]) -> None:
         """Take the statements of a round."""
@@ -87,6 +91,9 @@ class Signatures:
                 self._may_sign(one.key, said.round, client)
                 self._stated.add((said.federation, said.round, client))
             line = (one.key, said.federation)
+            if said.before and said.before not in self._digests:
+                self._unlinked.append((self._rounds[line][-1] if line in self._rounds else 0, said))
+            self._digests.add(one.digest)
             if line in self._last and said.before != self._last[line].digest:
                 self._end(line)
             self._last[line] = one
@@ -154,20 +161,25 @@ class Signatures:
         return counted
 
     def _look_for_missing(self, keys: Keys) -> None:
-        """Note clients that were weighed in a round for which no node signed their update."""
-        if not self._records.run and not self._counted:
-            return  # a simulation has no nodes
+        """Note clients that were weighed in a round for which no node signed, and statements that were taken out."""
+        nodes = bool(self._records.run or self._counted)  # a simulation has none
         signers = {(federation, client) for federation, _, client in self._stated}
         never: set[tuple[str, str]] = set()
         for round in self._looked:
             for federation, client in self._records.weighed(round):
                 if (federation, round, client) in self._stated:
                     continue
-                if (federation, client) in signers or client in keys.named:
+                named = client in keys.named
+                if (federation, client) in signers or (nodes and named):
                     self._found.change(f"its node's statement under {federation} is missing", round, client)
-                elif (federation, client) not in never:
+                elif (nodes or named) and (federation, client) not in never:
                     never.add((federation, client))
                     self._found.skip(f"its node signed nothing under {federation}, here and later", round, client)
+        for after, said in self._unlinked:
+            # Where the run says that it left the node out in between, that is the one which it does not hold.
+            if not self._records.left_out(said.federation, after, said.round) & said.digests.keys():
+                words = f"its node signed another update under {said.federation} before this one, after round {after}"
+                self._found.skip(f"{words}, which the run does not hold", said.round, min(said.digests))
         if unkept := [round for round in self._looked if self._records.unkept(round)]:
             self._found.skip(f"who was weighed was not kept of {len(unkept)} rounds, so that signatures may be missing")
 

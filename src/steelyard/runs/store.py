@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -38,10 +38,6 @@ from steelyard.weighing.rule import WeighingSettings
 from steelyard.weighing.words import show_priority
 
 _BEGUN = "SELECT 1 FROM rounds LIMIT 1"
-_COUNTED = (
-    "SELECT f.name, COUNT(*) FROM federations f JOIN rounds r ON r.federation = f.id WHERE r.round <= ? GROUP BY f.id"
-)
-_MODEL = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
 _NAMED_FILES = "SELECT file FROM checkpoints"
 _FORGET = "DELETE FROM checkpoints WHERE round NOT IN (SELECT round FROM checkpoints ORDER BY round DESC LIMIT ?)"
 
@@ -105,6 +101,14 @@ class Store:
             self._note(facts)
             self._close_record()
 
+    def accept(self, changes: Sequence[str], facts: RunFacts) -> None:
+        """Note beside facts of how it goes on what was no longer as it began, and was accepted now or before."""
+        self.note(RunFacts(accepted=self._noted("accepted", changes)).also(facts))
+
+    def _noted(self, name: str, lines: Sequence[str]) -> list[str]:
+        """Return the lines of a fact and further ones."""
+        return list(dict.fromkeys((*json.loads(fact(self._db, name) or "[]"), *lines)))
+
     def value(self, values: Mapping[tuple[str, int], Sequence[RoundValues]], source: str) -> None:
         """Write what clients added, by federation and round, where it was found out after the run."""
         with self._writing("what clients added"), self._db:
@@ -152,8 +156,8 @@ class Store:
         kept_states = states if self.keep_models else checkpoint.without_models(states)
         packed = checkpoint.pack(kept_states, snapshot()) if due else None
         with self._writing(f"round {round}"):
-            if self.keep_updates is not None:
-                keep_round(self.folder, round, records, states, self.keep_updates)
+            keep_as = self.keep_updates
+            sent = None if keep_as is None else keep_round(self.folder, round, records, states, keep_as)
             # The last one is whole: a finished run is one database with one file beside it.
             kept = None if packed is None else self._tensors.keep(round, *packed, whole=last)
             # A round without a checkpoint may be lost with the power: it is repeated. One with a checkpoint may not.
@@ -163,7 +167,7 @@ class Store:
                     self._rows.write(record, single=single)
                 self._rows.end(states)
                 mark = (None, None) if self.ledger is None else astuple(self.ledger.mark())
-                self._db.execute(WRITE["chain"], (round, *mark, None, None, None))
+                self._db.execute(WRITE["chain"], (round, *mark, sent, None, None, None))
                 if kept is not None:
                     self._rows.digest(self._digests.collect())
                     head = self._records.extend(self._chained, round, self.signer)
@@ -207,15 +211,12 @@ class Store:
         """
         with self._reading():
             restored = checkpoint.restore(self._db, self.folder, accept=accept)
-            if not accept and (gap := self._gap(restored)):
-                raise UserError(f"{self.folder / DATABASE}: damaged: {gap}; allowed: the file as it was")
             restored = self._as_chained(restored, accept=accept)
         self._sound = True
         with self._writing("where it goes on from"), self._db:
             self._note(chain.ledger_seen(self._db))
             if accept and restored.problems:
-                before: list[str] = json.loads(fact(self._db, "accepted") or "[]")
-                self._note(RunFacts(accepted=list(dict.fromkeys((*before, *restored.problems)))))
+                self._note(RunFacts(differed=self._noted("differed", restored.problems)))
         self.forget_after(restored.round)
         self._chained = restored.round
         models = {name: model_digest(state.parameters) for name, state in restored.states.items()}
@@ -232,28 +233,9 @@ class Store:
 
     def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
         """Hold rounds, ledger and models against the chain; a difference that is accepted is noted as a problem."""
-        checked = chain.check(self._db, self.folder, checkpoints=False)
-        if not checked.problem:
-            checked = replace(checked, problem=bad_signature(self._db, range(checked.round + 1)))
-        models = [(name, *kept) for name, state in restored.states.items() for kept in state.models]
-        for name, round, model in models if self.keep_models else ():
-            row = self._db.execute(_MODEL, (name, round)).fetchone()
-            if not checked.problem and row != (model_digest(model),):
-                words = f"the checkpoint's model of {name} is not the one that round {round} ended with"
-                checked = replace(checked, problem=words)
+        checked = check_deeply(self._db, self.folder, [restored], checkpoints=False)
         chain.require_whole(checked, self.folder, accept=accept)
         return replace(restored, problems=(*restored.problems, checked.problem)) if checked.problem else restored
-
-    def _gap(self, restored: checkpoint.Restored) -> str:
-        """Say where rounds up to the checkpoint are missing: pages of different times make a database that looks whole.
-
-        That happens where a log is shortened, or put beside another copy of the database.
-        """
-        counted = dict(self._db.execute(_COUNTED, (restored.round,)))
-        for name, state in restored.states.items():
-            if (found := counted.get(name, 0)) != state.round + 1:
-                return f"{found} rounds of {name}, where its checkpoint follows {state.round + 1}"
-        return ""
 
     def finish(self, facts: RunFacts | None = None) -> None:
         """Note that the run is at its end; the checkpoint before the last one is not needed any more."""
@@ -280,6 +262,18 @@ class Store:
             close_log(self._db)
             self._db.close()
             self._lock.close()
+
+
+def check_deeply(
+    db: sqlite3.Connection, folder: Path, kept: Iterable[checkpoint.Restored], *, checkpoints: bool = True
+) -> chain.Checked:
+    """Hold a run against its chain, its signatures and the digests of its models: for whoever goes on from it."""
+    found = chain.check(db, folder, checkpoints=checkpoints)
+    problem = found.problem or bad_signature(db, range(found.round + 1))
+    for name, round, same in (model for one in kept if not problem for model in one.models(db)):
+        if not same:
+            problem = problem or f"the checkpoint's model of {name} is not the one that round {round} ended with"
+    return replace(found, problem=problem)
 
 
 def add_values(folder: Path, values: Mapping[tuple[str, int], Sequence[RoundValues]], source: str) -> str:
