@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, brief
 from steelyard.data.preparation import Preparation, Scale, Target, Values
-from steelyard.data.sources.source import FurtherTask, TaskKind
+from steelyard.data.sources.source import FurtherTask, SourceCapabilities, TaskKind
 from steelyard.learning.augmentation import Augmentation
 
 Rows = NDArray[np.int64]
@@ -126,6 +126,12 @@ class Dataset:
     def kind(self) -> TaskKind:
         """What is learnt."""
         return self.task or ("classes" if self.classes else "regression")
+
+    @property
+    def capabilities(self) -> SourceCapabilities:
+        """What it holds that a partition may need."""
+        owned, tested = self.owners is not None, self.held_out is not None
+        return SourceCapabilities(self.kind, self.classes, frozenset(self.marks), owned, tested, owned and tested)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -40,7 +40,12 @@ def share_out(
         UserError: there are not enough rows, or not those that the scheme needs.
     """
     seed = seed if settings.seed is None else settings.seed
-    _check(dataset, settings)
+    schemes.check_fits(dataset.capabilities, dataset.name, settings)
+    if settings.noise is not None and dataset.tokens:
+        raise UserError(
+            f"partition.noise: got {settings.noise}, but the rows of {dataset.name} are tokens of a text; allowed: "
+            "images or columns of numbers"
+        )
     pool, server = _pool(dataset, settings, seed)
     server, report = _report(dataset, server, settings, seed)
     chance = randomness.generator(seed, purpose=f"partition/{settings.scheme}")
@@ -69,34 +74,6 @@ def _some_test(population: Population, wanted: int | None, seed: int) -> Populat
     clients = tuple(rows if rows.client in chosen else replace(rows, test=rows.test[:0]) for rows in population.clients)
     note = f"{count:,} of {len(having):,} clients test the models, drawn by the seed (partition.test_clients)"
     return replace(population, clients=clients, notes=(*population.notes, note), testable=len(having))
-
-
-def _check(dataset: Dataset, settings: PartitionSettings) -> None:
-    people, tests = dataset.owners is not None, dataset.held_out is not None
-    allowed = schemes.fitting(dataset.kind, owners=people, split=people and tests)
-    if settings.needs_owners and not people:
-        raise UserError(
-            f"partition.scheme: got '{settings.scheme}', but {dataset.name} does not say whose rows they are; "
-            f"allowed: {allowed}"
-        )
-    for field in ("scheme", "test", "server"):
-        if getattr(settings, field) in ("given", "held-out") and not tests:
-            raise UserError(
-                f"partition.{field}: got '{getattr(settings, field)}', but {dataset.name} has no test part of its own; "
-                "allowed: a scheme other than given, test = local or none, server = fraction or none"
-            )
-    if dataset.kind in settings.without:
-        raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: {allowed}")
-    if settings.noise is not None and dataset.tokens:
-        raise UserError(
-            f"partition.noise: got {settings.noise}, but the rows of {dataset.name} are tokens of a text; allowed: "
-            "images or columns of numbers"
-        )
-    if isinstance(settings, schemes.Table) and len(settings.table[0]) != dataset.classes:
-        raise UserError(
-            f"partition.table: got lines of {len(settings.table[0])} counts; allowed: {dataset.classes}, "
-            f"one per class of {dataset.name}"
-        )
 
 
 def _pool(dataset: Dataset, settings: PartitionSettings, seed: int) -> tuple[Rows, Rows]:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from steelyard.base.errors import UserError, listed
 from steelyard.data.partition_settings import PartitionSettings, Parts, client_name
-from steelyard.data.sources.source import Count, DataSettings, TaskKind
+from steelyard.data.sources.source import Count, DataSettings, SourceCapabilities, TaskKind
 
 if TYPE_CHECKING:
     # Only for annotations: settings are read without torch.
@@ -455,34 +455,33 @@ class Given(Natural, named="given"):
         return np.array([of_user.get(person, 0) for person in people.tolist()]), notes
 
 
-def fitting(task: TaskKind, *, owners: bool, split: bool) -> str:
-    """List the schemes for data of this task, with known owners or not, with test rows of their own or not."""
-    kinds = cast("Mapping[str, type[PartitionSettings]]", PartitionSettings.kinds)
-    return listed(
-        name
-        for name, kind in kinds.items()
-        if task not in kind.without and owners >= kind.needs_owners and split >= kind.needs_own_tests
-    )
-
-
 def check_together(data: DataSettings, partition: PartitionSettings) -> None:
     """Refuse a partition that this source can never give; call it before any data is read."""
+    check_fits(data.capabilities(), f"data.source '{data.source}'", partition)
+
+
+def check_fits(known: SourceCapabilities, source: str, partition: PartitionSettings) -> None:
+    """Refuse a partition that data cannot give which have what is `known`; use it before they are read, and after."""
 
     def refuse(field: str, value: object, allowed: str) -> None:
-        raise UserError(f"partition.{field}: got {value!r} with data.source '{data.source}'; allowed: {allowed}")
+        raise UserError(f"partition.{field}: got {value!r} with {source}; allowed: {allowed}")
 
-    known = data.capabilities()
-    for field in ("test", "server"):
-        value = getattr(partition, field)
-        if value == "held-out" and not known.held_out:
-            hint = "local, none" if field == "test" else "fraction, none"
-            refuse(field, value, f"{hint} (the source has no test part of its own)")
-    schemes = fitting(known.task or "classes", owners=known.owners, split=known.splits_owners)
+    for field, others in (("test", "local, none"), ("server", "fraction, none")):
+        if getattr(partition, field) == "held-out" and not known.held_out:
+            refuse(field, "held-out", f"{others} (the source has no test part of its own)")
+    kinds = cast("Mapping[str, type[PartitionSettings]]", PartitionSettings.kinds)
+    fitting = listed(
+        name
+        for name, kind in kinds.items()
+        if (known.task or "classes") not in kind.without
+        and known.owners >= kind.needs_owners
+        and known.splits_owners >= kind.needs_own_tests
+    )
     if partition.needs_own_tests and not known.splits_owners:
-        refuse("scheme", partition.scheme, f"{schemes} (the source does not split its users' rows)")
+        refuse("scheme", partition.scheme, f"{fitting} (the source does not split its users' rows)")
     if partition.needs_owners and not known.owners:
-        refuse("scheme", partition.scheme, f"{schemes} (the source does not know whose rows they are)")
+        refuse("scheme", partition.scheme, f"{fitting} (the source does not know whose rows they are)")
     if known.task in partition.without:
-        refuse("scheme", partition.scheme, f"{schemes} (this data has no classes)")
+        refuse("scheme", partition.scheme, f"{fitting} (this data has no classes)")
     if known.classes and isinstance(partition, Table) and len(partition.table[0]) != known.classes:
         refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {known.classes} counts")
