@@ -296,7 +296,7 @@ NUMBERS = np.arange(5)
     ("changes", "fields", "told"),
     [
         ({}, {"labels": "why"}, "data.labels: found no 'why' in"),
-        ({"site": list("abcde")}, {"marks": {"sharp": "site"}}, "data.marks.sharp: 'site' of"),
+        ({"site": list("abcde")}, {"marks": {"sharp": "site"}}, "data.marks.sharp: column 'site' of"),
         ({}, {"classes": 2}, "labels run from 0 to 2; expected classes 0 to 1"),
         ({"y": NUMBERS / 2}, {}, "a.npz: data.labels holds fractions"),
         ({"y": NUMBERS * 1j}, {}, "a.npz: data.labels are neither numbers nor text"),
@@ -304,7 +304,7 @@ NUMBERS = np.arange(5)
         ({"x": NUMBERS}, {}, "data.features has shape (5,); expected (rows, ...)"),
         ({"y": np.ones((5, 2))}, {}, "data.labels has shape (5, 2); expected (5,), one per row"),
         ({}, {"task": "segmentation"}, "data.labels has shape (5,); expected (5, height, width)"),
-        ({"y": NUMBERS * np.nan}, {}, "data.labels holds nan or infinity"),
+        ({"y": NUMBERS * np.nan}, {}, "data.labels holds fractions, nan or infinity"),
         ({}, {"owner": "who"}, "data.owner: found no 'who' in"),
     ],
 )

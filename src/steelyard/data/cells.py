@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.base.errors import UserError
+
 LARGEST = 1e38
 """Above this a number may be infinite as float32."""
+MOST_SHOWN = 12
+"""Of more names than this, an error line or a note lists the first ones."""
 _LIMIT = re.compile(r"[<>≤≥]=?\s*([+-]?[\d.]+(?:[eE][+-]?\d+)?)")
 
 
@@ -89,3 +93,49 @@ def in_order(text: str) -> tuple[bool, float, str]:
     """Sort key of levels and labels: numbers by size, then words."""
     number = is_number(text)
     return not number, float(text) if number else 0.0, text
+
+
+# Labels that become classes 0, 1, 2, ...
+
+
+MOST_CLASSES = 100_000
+
+
+def numbered(names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Number classes in ascending order, numbers before words; also return their names."""
+    levels = sorted(set(names), key=in_order)
+    number = {level: value for value, level in enumerate(levels)}
+    return np.array([number[name] for name in names], dtype=np.int64), levels
+
+
+def class_numbers(values: NDArray[Any], where: object) -> tuple[NDArray[np.int64], list[str]]:
+    """Return labels as 0, 1, 2, ..., and their names: whole numbers from 0 stay, words and negatives are numbered."""
+    if values.dtype.kind not in "biufUS":
+        raise UserError(f"{where}: data.labels are neither numbers nor text; expected classes")
+    if values.dtype.kind == "f" and not bool((values == np.floor(values)).all() and np.isfinite(values).all()):
+        raise UserError(
+            f"{where}: data.labels holds fractions, nan or infinity; expected a class for every row, or for npz task = "
+            "'regression'"
+        )
+    if values.dtype.kind not in "biuf":
+        return numbered(values.astype(np.str_).tolist())
+    whole = values.astype(np.int64)
+    if whole.min(initial=0) < 0:
+        return numbered(list(map(str, whole.tolist())))
+    # More classes are refused as soon as the labels are a data set's.
+    return whole, [str(number) for number in range(min(int(whole.max(initial=-1)), MOST_CLASSES) + 1)]
+
+
+def marked(values: NDArray[Any], mark: str, column: str, where: object) -> NDArray[np.float64]:
+    """Return values as 0/1 (anything above 0 is 1), turned round where the mark's column is "not NAME"."""
+    if values.dtype.kind not in "biuf":
+        raise UserError(f"data.marks.{mark}: column '{column}' of {where} is text; allowed: columns of numbers")
+    return ((values > 0) != column.startswith("not ")).astype(np.float64)
+
+
+def numbering(title: str, levels: Sequence[str]) -> list[str]:
+    """Say what the numbers of classes stand for, the first few, unless they are as named."""
+    if list(levels) == [str(number) for number in range(len(levels))]:
+        return []
+    shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels[:MOST_SHOWN]))
+    return [f"{title}: {shown}{', ...' if len(levels) > MOST_SHOWN else ''}"]

@@ -12,11 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.base.errors import UserError, first_names, listed, nearest
-from steelyard.data.cells import LARGEST, emptied, in_order, parse_numbers, plain
+from steelyard.data.cells import (
+    LARGEST,
+    MOST_SHOWN,
+    emptied,
+    in_order,
+    marked,
+    numbered,
+    numbering,
+    parse_numbers,
+    plain,
+)
 from steelyard.data.dataset import Dataset, RawColumns, of_arrays, owner_names
 from steelyard.data.mending import BEYOND, left_out
 from steelyard.data.preparation import Column
-from steelyard.data.sources.source import COMPLETE, MOST_SHOWN, class_note
+from steelyard.data.sources.source import COMPLETE
 from steelyard.data.tables import Table
 
 if TYPE_CHECKING:
@@ -317,7 +327,7 @@ def _mark(table: Table, column: str) -> NDArray[np.float64]:
     name = column.removeprefix("not ")
     values = as_numbers(table, name, table.frame[name], guess=False)
     assert values is not None
-    return ((values > 0) != column.startswith("not ")).astype(np.float64)
+    return marked(values, name, column, table.path)
 
 
 # The input columns of a table: numbers with empty cells, and categories as 0/1 columns.
@@ -426,21 +436,6 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
     if strange and not agreed:
         refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
     return _of_levels(Column(name=name, kind="category", levels=levels, missing=missing), codes, texts)
-
-
-# Labels that become classes 0, 1, 2, ...
-
-
-def numbered(names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Number classes in ascending order, numbers before words; also return their names."""
-    levels = sorted(set(names), key=in_order)
-    number = {level: value for value, level in enumerate(levels)}
-    return np.array([number[name] for name in names], dtype=np.int64), levels
-
-
-def numbering(title: str, levels: Sequence[str]) -> list[str]:
-    """Say what the numbers of classes stand for, unless they are as named."""
-    return [] if list(levels) == [str(number) for number in range(len(levels))] else [class_note(title, levels)]
 
 
 # The time to an event.

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from steelyard.base import randomness
 from steelyard.base.errors import UserError, brief
+from steelyard.data.cells import MOST_CLASSES
 from steelyard.data.preparation import Preparation, Scale, Target, Values
 from steelyard.data.sources.source import FurtherTask, SourceCapabilities, TaskKind
 from steelyard.learning.augmentation import Augmentation
@@ -305,9 +306,6 @@ def share_of_rows(owners: NDArray[np.str_] | None, count: int, share: float, see
 
 
 # Building one from arrays.
-
-
-MOST_CLASSES = 100_000
 
 
 def of_arrays(

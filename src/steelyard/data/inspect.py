@@ -18,13 +18,13 @@ import numpy as np
 
 from steelyard.base.errors import UserError, counted, listed, nearest, without_controls
 from steelyard.base.settings import validated
-from steelyard.data.cells import LARGEST, in_order, limit_of, parse_numbers
+from steelyard.data.cells import LARGEST, limit_of, parse_numbers
 from steelyard.data.columns import survival_line, survival_pair, table_dataset
-from steelyard.data.dataset import Dataset, owner_names
+from steelyard.data.dataset import Dataset
 from steelyard.data.mending import mended
 from steelyard.data.profile import counts_rows
 from steelyard.data.sources.csv import Csv
-from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired, read_table
+from steelyard.data.sources.images import FOLDER, LAYOUT, Folders, Images, Pictures, beside, paired
 from steelyard.data.sources.source import BY_FILE, COMPLETE, TaskKind, is_pattern
 from steelyard.data.tables import Table, read_tables
 
@@ -86,11 +86,7 @@ def _of_table(dataset: Dataset, fields: Mapping[str, tuple[Any, str]]) -> DataSu
     """Return what a table that was read whole holds."""
     labels = dataset.labels.numpy()
     tested = np.zeros(len(labels), dtype=np.bool_) if dataset.held_out is None else dataset.held_out
-    owners, owned = None, False
-    if dataset.owners is not None:
-        owners = dict(sorted(Counter(dataset.owners.tolist()).items()))
-        # Each owner has rows of both parts.
-        owned = all(set(dataset.owners[rows].tolist()) == set(owners) for rows in (tested, ~tested))
+    owners = None if dataset.owners is None else dict(sorted(Counter(dataset.owners.tolist()).items()))
     return DataSummary(
         source="csv",
         rows=len(dataset),
@@ -99,7 +95,7 @@ def _of_table(dataset: Dataset, fields: Mapping[str, tuple[Any, str]]) -> DataSu
         classes={str(number): int((labels == number).sum()) for number in range(dataset.classes)},
         owners=owners,
         held_out=int(tested.sum()),
-        owners_held_out=owned,
+        owners_held_out=_in_both_parts(dataset.owners, tested),
         fields=fields,
         account=(),
         empty=1.0 - float(dataset.marks[COMPLETE].mean()),
@@ -386,110 +382,78 @@ MOST_IMAGES = 20_000
 
 
 def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSummary:
-    """Look at images; without a label the folders are the classes, with one it is a column of the table beside them."""
+    """Look at images; without a label masks or the folders are the classes, with one a column of the table beside."""
     pictures = Pictures(path)
     pairs, _ = paired(pictures.names)
-    if label is None and pairs:
-        return _with_masks(pictures, [image for image, _ in pairs], owner)
-    folders = Folders.of(path, pictures.names)
-    size, grey, dimensions = _sizes(pictures)
+    masked = label is None and bool(pairs)
+    by_table = label not in (None, FOLDER)
+    folders = Folders.of(path, [image for image, _ in pairs] if masked else pictures.names)
     fields: dict[str, tuple[Any, str]] = {}
-    if label is None or label == FOLDER:
-        if not folders.by_class:
-            table = " (there is a table beside them: name its column with --label)" if beside(path) else ""
-            raise UserError(f"--images: '{path}' has no folder for each class{table}; expected {LAYOUT}")
-        found = _by_folders(folders, owner, fields)
+    if masked:
+        fields["task"] = ("segmentation", "a class for each pixel, from a mask of the same name")
+    elif by_table:
+        fields["labels"] = (label, "")
+    elif folders.by_class:
+        fields["labels"] = (FOLDER, "the class is the folder that holds the image")
     else:
-        found = _by_table(path, pictures, label, owner, fields)
-    classes, owners, held_out, owned = found
-    fields["size"] = (size, f"pixels; images are {dimensions}")
-    if grey:
-        fields["colours"] = ("grey", "one channel: all images that were opened are grey")
-    rows = sum(classes.values())
-    if rows > MOST_IMAGES:
-        share = round(MOST_IMAGES / rows, 3)
-        fields["share"] = (share, f"of {rows:,} images, for a first run; 1.0 takes all")
-    account = [
-        f"{path.name}: {rows:,} images, {dimensions}, {'grey' if grey else 'colour'}",
-        f"classes{' by folder' if fields['labels'][0] == FOLDER else ''}: {len(classes)}: {by_size(classes)} images",
-    ]
-    if owners is not None:
-        account.append(sizes(owners, "owners" + (" by folder" if fields["owner"][0] == FOLDER else "")))
-    if held_out:
-        account.append(f"test part by folder: {held_out:,} images")
-    shape = (1 if grey else 3, size, size)
-    return DataSummary("images", rows, shape, "classes", classes, owners, held_out, owned, fields, tuple(account))
-
-
-def _with_masks(pictures: Pictures, images: list[str], owner: str | None) -> DataSummary:
-    """Look at images with masks of the same name: classes of pixels, and owners where folders are around theirs."""
-    folders = Folders.of(pictures.path, images)
-    size, grey, dimensions = _sizes(pictures)
-    fields: dict[str, tuple[Any, str]] = {
-        "task": ("segmentation", "a class for each pixel, from a mask of the same name")
-    }
-    owners, held_out, owned = _owners_and_parts(folders, owner, fields)
-    size = max(16, size // 4 * 4)
-    fields["size"] = (size, f"pixels, a multiple of 4 for the network; images are {dimensions}")
-    if grey:
-        fields["colours"] = ("grey", "one channel: all images that were opened are grey")
-    account = [f"{pictures.path.name}: {len(images):,} images with masks, {dimensions}, {'grey' if grey else 'colour'}"]
-    if owners is not None:
-        account.append(sizes(owners, "owners by folder"))
-    shape = (1 if grey else 3, size, size)
-    found = (owners, held_out, owned, fields, tuple(account))
-    return DataSummary("images", len(images), shape, "segmentation", {}, *found)
-
-
-Found = tuple[dict[str, int], dict[str, int] | None, int, bool]
-
-
-def _by_folders(folders: Folders, owner: str | None, fields: dict[str, tuple[Any, str]]) -> Found:
-    fields["labels"] = (FOLDER, "the class is the folder that holds the image")
-    classes = Counter(folders.classes().tolist())
-    found = _owners_and_parts(folders, owner, fields)
-    return dict(sorted(classes.items(), key=lambda item: in_order(item[0]))), *found
-
-
-def _owners_and_parts(
-    folders: Folders, owner: str | None, fields: dict[str, tuple[Any, str]]
-) -> tuple[dict[str, int] | None, int, bool]:
-    """Return the rows of each owner, those of the test part, and whether each owner has some of both."""
-    if owner not in (None, FOLDER):
+        table = " (there is a table beside them: name its column with --label)" if beside(path) else ""
+        raise UserError(f"--images: '{path}' has no folder for each class{table}; expected {LAYOUT}")
+    whose = "whose image it is: one client each" if by_table else "whose image it is: the folder around its own"
+    if not by_table and owner not in (None, FOLDER):
         raise UserError(
             f"--owner: got '{shown(owner)}' with images in folders; allowed: folder (as in OWNER/CLASS/IMAGE), or "
             "--label and --owner for columns of a table beside the images"
         )
-    owners: dict[str, int] | None = None
-    if owner == FOLDER or folders.by_owner:
-        fields["owner"] = (FOLDER, "whose image it is: the folder around that of the class")
-        owners = dict(sorted(Counter(folders.owners().tolist()).items()))
-    held_out, owned = 0, False
-    if folders.splits:
+    if owner is not None or (folders.by_owner and not by_table):
+        fields["owner"] = (owner or FOLDER, whose)
+    if folders.splits and not by_table:
         fields["held_out"] = (FOLDER, "train/ and test/ are the source's own two parts")
-        tested = folders.held_out()
-        held_out = int(tested.sum())
-        people = folders.owners() if owners is not None else np.zeros(len(tested))
-        owned = owners is not None and all(0 < int(tested[people == name].sum()) < owners[name] for name in owners)
-    return owners, held_out, owned
+    settings = validated(Images, {"path": path, **{name: value for name, (value, _) in fields.items()}}, "new")
+    found = settings.listing(pictures)
+    if by_table:
+        fields["labels"] = (label, f"the column of {shown(found.table.name)} to predict")
+        fields |= {} if found.owners is None else {"owner": (owner or "identity", whose)}
+    size, grey, dimensions = _sizes(pictures)
+    if masked:
+        size = max(16, size // 4 * 4)
+    of_network = ", a multiple of 4 for the network" if masked else ""
+    fields["size"] = (size, f"pixels{of_network}; images are {dimensions}")
+    if grey:
+        fields["colours"] = ("grey", "one channel: all images that were opened are grey")
+    rows = len(found.images)
+    if rows > MOST_IMAGES:
+        share = round(MOST_IMAGES / rows, 3)
+        fields["share"] = (share, f"of {rows:,} images, for a first run; 1.0 takes all")
+    counts = np.bincount(found.labels, minlength=len(found.names)).tolist()
+    classes = {name: count for name, count in zip(found.names, counts, strict=False) if count}
+    owners, tested = None, np.zeros(rows, np.bool_) if found.held_out is None else found.held_out
+    what = f"images{' with masks' if masked else ''}"
+    account = [f"{path.name}: {rows:,} {what}, {dimensions}, {'grey' if grey else 'colour'}"]
+    by_folder = "" if by_table else " by folder"
+    if classes:
+        account.append(f"classes{by_folder}: {len(classes)}: {by_size(classes)} images")
+    if found.owners is not None:
+        owners = dict(sorted(Counter(found.owners.tolist()).items()))
+        account.append(sizes(owners, f"owners{by_folder}"))
+    if tested.any():
+        account.append(f"test part by folder: {int(tested.sum()):,} images")
+    return DataSummary(
+        source="images",
+        rows=rows,
+        shape=(1 if grey else 3, size, size),
+        task="segmentation" if masked else "classes",
+        classes=classes,
+        owners=owners,
+        held_out=int(tested.sum()),
+        owners_held_out=_in_both_parts(found.owners, tested),
+        fields=fields,
+        account=tuple(account),
+    )
 
 
-def _by_table(
-    path: Path, pictures: Pictures, label: str, owner: str | None, fields: dict[str, tuple[Any, str]]
-) -> Found:
-    table = read_table(Images(path=path), path)
-    rows = np.flatnonzero([name in pictures for name in table.images])
-    if not len(rows):
-        raise UserError(f"{table.path}: none of its {len(table.images)} images is in {path}; expected their names")
-    fields["labels"] = (label, f"the column of {shown(table.path.name)} to predict")
-    values = table.column("labels", label)[rows]
-    classes = {str(name): int(count) for name, count in zip(*np.unique(values, return_counts=True), strict=True)}
-    owner = owner or ("identity" if "identity" in table.columns else None)
-    owners: dict[str, int] | None = None
-    if owner is not None:
-        fields["owner"] = (owner, "whose image it is: one client each")
-        owners = dict(Counter(owner_names(table.column("owner", owner)[rows], owner).tolist()))
-    return classes, owners, 0, False
+def _in_both_parts(owners: Any, tested: Any) -> bool:
+    """Whether each owner has rows of both parts."""
+    return owners is not None and set(owners[tested].tolist()) == set(owners[~tested].tolist())
 
 
 def _sizes(pictures: Pictures) -> tuple[int, bool, str]:

@@ -14,12 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.base.errors import UserError, brief, expect, listed, nearest, texts_of
 from steelyard.base.settings import validated
 from steelyard.data import dataset
-from steelyard.data.cells import parse_numbers
+from steelyard.data.cells import MOST_CLASSES, numbered, numbering, parse_numbers
 from steelyard.data.columns import table_dataset
 from steelyard.data.dataset import Dataset
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.npz import channels_first
-from steelyard.data.sources.source import class_note
 from steelyard.data.tables import Table, tidy
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def in_memory(
     described = made.described
     named = [*names, *described.target.names[len(names) :]]
     prepared = described.model_copy(update={"target": described.target.model_copy(update={"names": named})})
-    return replace(made, notes=(class_note(f"{name}: classes", names),), preparation=prepared)
+    return replace(made, notes=tuple(numbering(f"{name}: classes", names)), preparation=prepared)
 
 
 def _check_options(
@@ -113,8 +112,8 @@ def _check_options(
         expect(f"in_memory: {option}", value, (str, type(None)), "the name of a column")
     expect("in_memory: marks", marks, (Mapping, type(None)), "a mapping of names to values, one for each row")
     expect("in_memory: classes", classes, (int, type(None)), "a whole number of classes")
-    if classes is not None and not 1 <= cast("int", classes) <= dataset.MOST_CLASSES:
-        raise UserError(f"in_memory: classes: got {brief(classes)}; allowed: 1 to {dataset.MOST_CLASSES}")
+    if classes is not None and not 1 <= cast("int", classes) <= MOST_CLASSES:
+        raise UserError(f"in_memory: classes: got {brief(classes)}; allowed: 1 to {MOST_CLASSES}")
     if not isinstance(task, str | None) or task not in ("classes", "regression", None):
         raise UserError(f"in_memory: task: got {brief(task)}; allowed: classes, regression, or None")
     texts_of(ignore, "in_memory: ignore", 'a list of columns, such as ["id"]')
@@ -129,8 +128,7 @@ def _target(labels: Any, task: str | None, name: str) -> tuple[Any, list[str]]:
     except ValueError:
         raise UserError(f"{name}: labels have different lengths; expected one label per row") from None
     if values.dtype.kind in "USO" and all(isinstance(value, str) for value in values.reshape(-1).tolist()):
-        levels, numbers = np.unique(values.astype(np.str_), return_inverse=True)
-        return numbers.reshape(-1), levels.tolist()
+        return numbered(values.astype(np.str_).ravel().tolist())
     return values.astype(np.float32) if task == "regression" and values.dtype.kind in "biu" else values, []
 
 

@@ -26,9 +26,9 @@ import numpy as np
 
 from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data import files
-from steelyard.data.cells import is_number
+from steelyard.data.cells import MOST_SHOWN, is_number
 from steelyard.data.files import find, search_folders
-from steelyard.data.sources.source import BY_FILE, MOST_SHOWN, is_pattern
+from steelyard.data.sources.source import BY_FILE, is_pattern
 
 if TYPE_CHECKING:
     import pandas

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.marks import DataFile
+from steelyard.data.cells import class_numbers, marked, numbered, numbering
 from steelyard.data.files import find, read_text
 from steelyard.data.preparation import Preparation, Target
-from steelyard.data.sources.npz import class_names, class_numbers
 from steelyard.data.sources.source import FileSource, Side, SourceCapabilities
 from steelyard.data.tables import parse
 
@@ -129,10 +129,7 @@ class Table:
 
     def mark(self, mark: str, column: str) -> NDArray[np.float64]:
         """Return a column as 0/1 (anything above 0 is 1); `not column` turns it round."""
-        values = self.column(f"marks.{mark}", column.removeprefix("not "))
-        if values.dtype.kind not in "biuf":
-            raise UserError(f"data.marks.{mark}: column '{column}' of {self.path} is text; allowed: columns of numbers")
-        return ((values > 0) != column.startswith("not ")).astype(np.float64)
+        return marked(self.column(f"marks.{mark}", column.removeprefix("not ")), mark, column, self.path)
 
 
 def read_table(settings: Images, images: Path) -> Table:
@@ -293,41 +290,86 @@ class Images(FileSource, named="images"):
         # For speed of start: settings are read without torch.
         from steelyard.data.dataset import of_arrays, share_of_rows
 
-        pictures = Pictures(find(self.path, ORIGIN))
-        if self.task == "segmentation":
-            return read_masked(pictures, self)
-        if self.classes is not None:
+        if self.classes is not None and self.task == "classes":
             raise UserError(f"data.classes: got {self.classes} with images in classes; allowed: task = 'segmentation'")
-        table = _table(self, pictures)
-        rows = np.flatnonzero([name in pictures for name in table.images])
-        if not len(rows):
-            raise UserError(
-                f"{table.path}: none of its {len(table.images)} images is in {pictures.path}; expected their names"
-            )
-        missing = len(table.images) - len(rows)
-        notes = [f"{missing} of {len(table.images)} rows of {table.path.name} have no image"] if missing else []
-        folders = Folders.of(pictures.path, [pictures.inside(table.images[row]) for row in rows])
-        labels, names = _labels(table, self, rows, folders, notes)
-        people = _people(table, self, rows, folders)
-        test = folders.held_out() if self.held_out == FOLDER else None
-        marks = {name: table.mark(name, column)[rows] for name, column in _marks(table, self).items()}
-        kept = share_of_rows(people, len(rows), self.share, self.seed)
+        pictures = Pictures(find(self.path, ORIGIN))
+        rows = self.listing(pictures)
+        kept = share_of_rows(rows.owners, len(rows.images), self.share, self.seed)
+        labels, names, notes, classes = rows.labels[kept], rows.names, rows.notes, len(rows.names)
+        if rows.masks:
+            masks = pictures.read_masks([rows.masks[row] for row in kept], self.size)
+            labels, names = _numbered(masks, self, pictures)
+            notes, classes = [*numbering(f"{pictures.path.name}: classes of pixels", names), *notes], self.classes
         dataset = of_arrays(
-            pictures.read([table.images[row] for row in rows[kept]], self.size, self.colours),
-            labels[kept],
-            None if people is None else people[kept],
-            held_out=None if test is None else test[kept],
-            marks={name: values[kept] for name, values in marks.items()},
-            classes=int(labels.max()) + 1,
+            pictures.read([rows.images[row] for row in kept], self.size, self.colours),
+            labels,
+            None if rows.owners is None else rows.owners[kept],
+            held_out=None if rows.held_out is None else rows.held_out[kept],
+            marks={name: values[kept] for name, values in rows.marks.items()},
+            classes=classes,
             name=pictures.path.stem,
         )
-        target = Target(task="classes", label=self.labels or "", names=names[: dataset.classes])
+        names = names or [str(number) for number in range(dataset.targets)]
+        target = Target(task=self.task, label=self.labels or "", names=names)
         return replace(dataset, notes=tuple(notes), preparation=self.prepared(target))
+
+    def listing(self, pictures: Pictures) -> Listing:
+        """Return what is known of the images before any is decoded."""
+        if self.task == "segmentation":
+            pairs, alone = paired(pictures.names)
+            if not pairs:
+                raise UserError(f"data.path: '{pictures.path}' holds no image with a mask; expected {PAIRS}")
+            images, table, rows = [image for image, _ in pairs], Table(pictures.path, [], {}), np.arange(len(pairs))
+            why = "pictures have no mask or no image of the same name, such as"
+            notes = [f"{len(alone)} {why} {alone[0]}: left out"] if alone else []
+        else:
+            table = _table(self, pictures)
+            rows = np.flatnonzero([name in pictures for name in table.images])
+            if not len(rows):
+                raise UserError(
+                    f"{table.path}: none of its {len(table.images)} images is in {pictures.path}; expected their names"
+                )
+            missing = len(table.images) - len(rows)
+            notes = [f"{missing} of {len(table.images)} rows of {table.path.name} have no image"] if missing else []
+            images, pairs = [pictures.inside(table.images[row]) for row in rows], []
+        folders = Folders.of(pictures.path, images)
+        labels, names = np.zeros(len(rows), np.int64), list[str]()
+        if not pairs:
+            labels, names = _labels(table, self, rows, folders, notes)
+        return Listing(
+            images,
+            [mask for _, mask in pairs],
+            labels,
+            names,
+            _people(table, self, rows, folders),
+            folders.held_out() if self.held_out == FOLDER else None,
+            {name: table.mark(name, column)[rows] for name, column in _marks(table, self).items()},
+            notes,
+            table.path,
+        )
 
     def prepared(self, target: Target) -> Preparation:
         """Return what images go through before a model sees them."""
         shape = [1 if self.colours == "grey" else 3, self.size, self.size]
         return Preparation(form="images", values="bytes", shape=shape, target=target)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Images by their path inside the folder or zip, with an entry for each in all that is known of them."""
+
+    images: list[str]
+    masks: list[str]
+    """Empty where images have none."""
+    labels: NDArray[np.int64]
+    names: list[str]
+    """Of the classes by number; none where masks hold these."""
+    owners: NDArray[np.str_] | None
+    held_out: NDArray[np.bool_] | None
+    marks: dict[str, NDArray[np.float64]]
+    notes: list[str]
+    table: Path
+    """The attribute table, or the images themselves."""
 
 
 def _table(settings: Images, pictures: Pictures) -> Table:
@@ -345,15 +387,11 @@ def _labels(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the class of each image as a number, and the names of the classes."""
     if settings.labels == FOLDER or (settings.labels is None and not table.columns):
-        # For speed of start: settings are read without torch.
-        from steelyard.data.columns import numbered, numbering
-
         labels, names = numbered(folders.classes().tolist())
         notes.extend(numbering(f"{folders.path.name}: classes", names))
         return labels, names
-    values = table.column("labels", settings.labels or "Smiling")
-    labels = class_numbers(values, table.path)
-    return labels[rows], class_names(values, labels)
+    labels, names = class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)
+    return labels[rows], names[: int(labels[rows].max()) + 1]
 
 
 def _people(table: Table, settings: Images, rows: NDArray[np.int64], folders: Folders) -> NDArray[np.str_] | None:
@@ -478,40 +516,6 @@ def _square(image: Image, size: int, *, exact: bool = False) -> Image:
 IMAGES = ("images", "image", "imgs")
 MASKS = ("masks", "mask", "labels")
 PAIRS = "images/NAME.png with masks/NAME.png beside it, or OWNER/images/NAME.png with OWNER/masks/NAME.png"
-
-
-def read_masked(pictures: Pictures, settings: Images) -> Dataset:
-    """Return images with the masks of the same name; use it for folders of pairs, one around those of each client.
-
-    Masks are grey, black and white or with a palette; their values are the classes, in ascending order, unless
-    `data.classes` says how many there are: then each value is the number of its class.
-    """
-    # For speed of start: settings are read without torch.
-    from steelyard.data.columns import numbering
-    from steelyard.data.dataset import of_arrays, share_of_rows
-
-    pairs, alone = paired(pictures.names)
-    if not pairs:
-        raise UserError(f"data.path: '{pictures.path}' holds no image with a mask; expected {PAIRS}")
-    folders = Folders.of(pictures.path, [image for image, _ in pairs])
-    people = folders.owners() if settings.owner == FOLDER else None
-    test = folders.held_out() if settings.held_out == FOLDER else None
-    kept = share_of_rows(people, len(pairs), settings.share, settings.seed)
-    chosen = [pairs[row] for row in kept.tolist()]
-    masks, levels = _numbered(pictures.read_masks([mask for _, mask in chosen], settings.size), settings, pictures)
-    dataset = of_arrays(
-        pictures.read([image for image, _ in chosen], settings.size, settings.colours),
-        masks,
-        None if people is None else people[kept],
-        held_out=None if test is None else test[kept],
-        classes=settings.classes,
-        name=pictures.path.stem,
-    )
-    notes = numbering(f"{pictures.path.name}: classes of pixels", levels)
-    if alone:
-        notes.append(f"{len(alone)} pictures have no mask or no image of the same name, such as {alone[0]}: left out")
-    target = Target(task="segmentation", names=levels or [str(number) for number in range(dataset.targets)])
-    return replace(dataset, notes=tuple(notes), preparation=settings.prepared(target))
 
 
 def paired(names: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from steelyard.base.errors import UserError, listed, nearest
 from steelyard.base.marks import DataFile
+from steelyard.data.cells import class_numbers, marked, numbering
 from steelyard.data.files import find
 from steelyard.data.sources.source import FileSource, SourceCapabilities
 
@@ -63,7 +64,6 @@ class Npz(FileSource, named="npz"):
 
     def read(self) -> Dataset:
         # For speed of start: settings are read without torch.
-        from steelyard.data.columns import numbering
         from steelyard.data.dataset import of_arrays, owner_names
 
         path = find(self.path, ORIGIN)
@@ -88,13 +88,15 @@ class Npz(FileSource, named="npz"):
         elif self.task == "regression":
             labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
         else:
-            labels = class_numbers(raw, path)
-            names = class_names(raw, labels)
+            labels, names = class_numbers(raw, path)
             notes = tuple(numbering(f"{path.name}: classes of '{self.labels}'", names))
         owner = self.owner or next((name for name in _OWNERS if name in arrays), None)
         people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
         test = None if self.held_out is None else _column(path, arrays, "held_out", self.held_out)
-        marks = {name: _mark(path, arrays, name, column) for name, column in self.marks.items()}
+        marks = {
+            name: marked(_column(path, arrays, f"marks.{name}", column.removeprefix("not ")), name, column, path)
+            for name, column in self.marks.items()
+        }
         dataset = of_arrays(features, labels, people, held_out=test, marks=marks, classes=self.classes, name=path.name)
         target = dataset.described.target
         named = [*names, *target.names[len(names) :]]
@@ -141,32 +143,6 @@ def _native(array: Any) -> NDArray[Any]:
     return kept if kept.dtype.isnative else kept.astype(kept.dtype.newbyteorder("="))
 
 
-def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
-    """Return labels as 0, 1, 2, ...: whole numbers from 0 stay, words and negatives are numbered in sorted order."""
-    if values.dtype.kind not in "biufUS":
-        raise UserError(f"{where}: data.labels are neither numbers nor text; expected classes")
-    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
-        raise UserError(f"{where}: data.labels holds nan or infinity; expected a class for every row")
-    if values.dtype.kind == "f" and not bool(np.all(values == np.floor(values))):
-        raise UserError(
-            f"{where}: data.labels holds fractions or nan; expected classes, or for npz task = 'regression'"
-        )
-    if values.dtype.kind in "biuf" and (not len(values) or values.min() >= 0):
-        return values.astype(np.int64)
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
-def class_names(values: NDArray[Any], labels: NDArray[np.int64]) -> list[str]:
-    """Return the names of classes by their numbers: words or numbers as they stood there."""
-    # For speed of start: settings are read without torch.
-    from steelyard.data.dataset import MOST_CLASSES
-
-    if values.dtype.kind in "biuf" and np.array_equal(values, labels):
-        # More classes are refused as soon as the labels are a data set's.
-        return [str(number) for number in range(min(int(labels.max(initial=-1)), MOST_CLASSES) + 1)]
-    return [str(level) for level in np.unique(values).tolist()]
-
-
 def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:
     if name in arrays:
         return arrays[name]
@@ -180,14 +156,6 @@ def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) 
         known += columns
     allowed = listed(known) or "none, since it holds no array"
     raise UserError(f"data.{field}: found no '{name}' in {path}{nearest(name, known)}; allowed: {allowed}")
-
-
-def _mark(path: Path, arrays: dict[str, NDArray[Any]], mark: str, column: str) -> NDArray[np.float64]:
-    inverted = column.startswith("not ")
-    values = _column(path, arrays, f"marks.{mark}", column.removeprefix("not "))
-    if values.dtype.kind not in "biuf":
-        raise UserError(f"data.marks.{mark}: '{column}' of {path} is text; allowed: arrays of numbers")
-    return ((values > 0) != inverted).astype(np.float64)
 
 
 def channels_first(features: NDArray[Any]) -> NDArray[Any]:

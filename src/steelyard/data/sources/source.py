@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -33,8 +32,6 @@ Side = Annotated[int, Field(ge=4, le=1024)]
 """Width and height of images in pixels."""
 COMPLETE = "complete"
 """The mark of every table: the share of a row's inputs that are not empty."""
-MOST_SHOWN = 12
-"""Of more names than this, an error line or a note lists the first ones."""
 
 
 def is_pattern(path: Path) -> bool:
@@ -157,9 +154,3 @@ class Memory(DataSettings, named="memory"):
             "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
             "experiment.run(dataset=steelyard.in_memory(...))"
         )
-
-
-def class_note(title: str, levels: Sequence[object]) -> str:
-    """Say which number each class got, for those that were words, negative or apart; the first few are named."""
-    shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels[:MOST_SHOWN]))
-    return f"{title}: {shown}{', ...' if len(levels) > MOST_SHOWN else ''}"
