@@ -366,13 +366,13 @@ ONE = {"users": ["u"], "num_samples": [1], "user_data": {"u": {"x": [[1.0]], "y"
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"users": ["u"', "not JSON"),
-        ({"users": ["u"], "num_samples": [1]}, "lacks lists users and num_samples or object user_data"),
-        ({**ONE, "user_data": {}}, "user 'u' lacks lists x and y"),
+        ('{"users": ["u"', "allowed: Invalid JSON"),
+        ({"users": ["u"], "num_samples": [1]}, "user_data: missing"),
+        ({**ONE, "user_data": {}}, "user 'u' has 0 x and 0 y; expected 1"),
         ({**ONE, "num_samples": [2], "user_data": HALVES}, "labels y such as 0.5"),
         ({**ONE, "user_data": {"u": {"x": [[0] * 784], "y": [2**31]}}}, "labels y such as 2147483648"),
-        ("[]", "holds no JSON object"),
-        ({**ONE, "users": [7]}, "names user 7; expected users as text"),
+        ("[]", "got []; allowed: a section of fields"),
+        ({**ONE, "users": [7]}, "users.0: got 7; allowed: text"),
         ({**ONE, "num_samples": []}, "names 1 users with 0 num_samples"),
         ({**ONE, "num_samples": [2]}, "user 'u' has 1 x and 1 y; expected 2"),
         (

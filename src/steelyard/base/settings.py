@@ -374,7 +374,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     alike = [problem for problem in problems if _path(model, problem["loc"]) == path]
     allowed = listed(dict.fromkeys(_allowed(problem) for problem in alike))
     shown = "a table" if isinstance(got, dict) else brief(got)
-    return f"{name}: got {shown}{hint}; allowed: {allowed}{more}"
+    return f"{f'{name}: ' if name else ''}got {shown}{hint}; allowed: {allowed}{more}"
 
 
 def _elsewhere(model: type[BaseModel], field: str) -> str:

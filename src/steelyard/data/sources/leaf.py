@@ -7,22 +7,22 @@ that clients would have to agree on, so that nodes read text alike without shari
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 from steelyard.base.errors import UserError, brief
 from steelyard.base.marks import DataFile
+from steelyard.base.settings import explain
 from steelyard.data.files import find, read_text
 from steelyard.data.sources.source import FileSource, Side, SourceCapabilities
 
@@ -192,43 +192,40 @@ def texts_of_file(path: Path, classes: int) -> tuple[list[str], list[str]]:
     return texts, [ALPHABET[target] if letters else str(target) for target in targets.tolist()]
 
 
+class _Rows(BaseModel):
+    x: list[Any]
+    y: list[Any]
+
+
+class _File(BaseModel):
+    """One file of a LEAF folder, as far as it is read."""
+
+    users: list[Annotated[str, Field(pattern=r"\S")]]
+    num_samples: list[int]
+    user_data: dict[str, _Rows]
+
+
 def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
     """Return (user, x, y) of every user of one file, with the counts checked."""
     try:
-        content: object = json.loads(read_text(path))
-    except json.JSONDecodeError as problem:
-        raise UserError(f"{path}: not JSON ({problem}); expected a whole LEAF file") from None
-    except UserError:
-        raise
-    except (RecursionError, ValueError):
+        leaf = _File.model_validate_json(read_text(path))
+    except ValidationError as problem:
+        raise UserError(f"{path}: {explain(problem, _File)}; expected a whole LEAF file") from None
+    if len(leaf.users) != len(leaf.num_samples):
         raise UserError(
-            f"{path}: is nested too deeply or holds a number of thousands of digits; expected a LEAF file"
-        ) from None
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: holds no JSON object; expected keys users, num_samples, user_data")
-    leaf = cast("Mapping[str, Any]", content)
-    users, counts, data = leaf.get("users"), leaf.get("num_samples"), leaf.get("user_data")
-    if not isinstance(users, list) or not isinstance(counts, list) or not isinstance(data, Mapping):
-        raise UserError(f"{path}: lacks lists users and num_samples or object user_data; expected all three")
-    if len(users) != len(counts):
-        raise UserError(f"{path}: names {len(users)} users with {len(counts)} num_samples; expected as many of each")
-    twice = [user for user, times in Counter(map(str, cast("list[Any]", users))).items() if times > 1]
+            f"{path}: names {len(leaf.users)} users with {len(leaf.num_samples)} num_samples; expected as many of each"
+        )
+    twice = [user for user, times in Counter(leaf.users).items() if times > 1]
     if twice:
         raise UserError(f"{path}: names user '{twice[0]}' more than once; expected each user once")
     found: list[tuple[str, list[Any], list[Any]]] = []
-    for user, count in zip(cast("list[Any]", users), cast("list[Any]", counts), strict=True):
-        if not isinstance(user, str) or not user.strip():
-            raise UserError(f"{path}: names user {brief(user)}; expected users as text")
-        rows = cast("Mapping[str, Any]", data).get(user)
-        inputs = rows.get("x") if isinstance(rows, Mapping) else None
-        targets = rows.get("y") if isinstance(rows, Mapping) else None
-        if not isinstance(inputs, list) or not isinstance(targets, list):
-            raise UserError(f"{path}: user '{user}' lacks lists x and y in user_data; expected both")
-        if not len(inputs) == len(targets) == count:
+    for user, count in zip(leaf.users, leaf.num_samples, strict=True):
+        rows = leaf.user_data.get(user, _Rows(x=[], y=[]))
+        if not len(rows.x) == len(rows.y) == count:
             raise UserError(
-                f"{path}: user '{user}' has {len(inputs)} x and {len(targets)} y; expected {count}, its num_samples"
+                f"{path}: user '{user}' has {len(rows.x)} x and {len(rows.y)} y; expected {count}, its num_samples"
             )
-        found.append((user, inputs, targets))
+        found.append((user, rows.x, rows.y))
     return found
 
 
