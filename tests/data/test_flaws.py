@@ -240,78 +240,42 @@ def test_boosted_updates_are_as_long_as_replaces_the_model():
     population = made()
     names = population.names[:2]
     bad = made({"kind": "boosted", "clients": names, "amount": 2})
-    assert all(words[0].endswith("2 times") for words in bad.flaws.values())
     # Two of n, each with a say of 1/n: 2/n · (n/2) u is one whole update, and twice that is asked for.
     assert [bad.behaviours[name].strength for name in names] == [2 * len(population.names) / 2] * 2
 
 
-def test_behaviour_is_carried_by_the_population():
-    bad = made(
-        only("few-steps"), only("stale", amount=3), only("own-model"), only("free-rider"), only("claims-size", amount=2)
-    )
-    how = bad.behaviours["client-002"]
-    assert how == replace(HONEST, work=0.1, stale=3, own_model=True, free_rider=True, claims=2.0)
-    assert list(bad.behaviours) == ["client-002"]
-
-
 @pytest.mark.parametrize(
-    ("flaw", "words", "how"),
+    ("flaws", "how"),
     [
-        ({"kind": "free-rider", "how": "colluding"}, "colluding free rider", {"free_rider": True, "pretends": True}),
-        ({"kind": "reversed", "amount": 3}, "update reversed, 3 times", {"attack": "reversed", "strength": 3.0}),
-        ({"kind": "gaussian"}, "update of noise, 10 times", {"attack": "gaussian", "strength": 10.0}),
-        ({"kind": "alie"}, "ALIE (1.5 standard deviations)", {"attack": "alie", "strength": 1.5}),
-        ({"kind": "ipm", "from_round": 4}, "IPM (2 times)", {"attack": "ipm", "strength": 2.0, "attacks_from": 4}),
-        ({"kind": "min-max"}, "min-max", {"attack": "min-max"}),
-        ({"kind": "adaptive", "how": "drift"}, "adaptive (drift)", {"attack": "adaptive", "family": "drift"}),
+        ([{"kind": "free-rider", "how": "colluding"}], {"free_rider": True, "pretends": True}),
+        ([{"kind": "reversed", "amount": 3}], {"attack": "reversed", "strength": 3.0}),
+        ([{"kind": "gaussian"}], {"attack": "gaussian", "strength": 10.0}),
+        ([{"kind": "alie"}], {"attack": "alie", "strength": 1.5}),
+        ([{"kind": "ipm", "from_round": 4}], {"attack": "ipm", "strength": 2.0, "attacks_from": 4}),
+        ([{"kind": "min-max"}], {"attack": "min-max"}),
+        ([{"kind": "adaptive", "how": "drift"}], {"attack": "adaptive", "family": "drift"}),
+        ([{"kind": "bias", "target": 2, "amount": 0.5}], {"attack": "bias", "strength": 0.5, "target": 2}),
+        ([{"kind": "claims-size", "from_round": 2}], {"claims": 10.0, "lies_from": 2}),
+        ([{"kind": "min-sum"}], {"attack": "min-sum"}),
+        ([{"kind": "mimic"}], {"attack": "mimic"}),
+        ([{"kind": "decoy"}], {"attack": "decoy", "strength": 30.0}),
+        ([{"kind": "drift"}], {"attack": "drift", "strength": 0.5}),
+        ([{"kind": "neurotoxin"}], {"attack": "neurotoxin", "strength": 0.05}),
+        ([{"kind": "boosted"}], {"attack": "boosted", "strength": 8.0}),
         (
-            {"kind": "bias", "target": 2, "amount": 0.5},
-            "bias of class 2 pushed, 0.5 times",
-            {"attack": "bias", "strength": 0.5, "target": 2},
-        ),
-        (
-            {"kind": "claims-size", "from_round": 2},
-            "claims 10 times its size from round 2",
-            {"claims": 10.0, "lies_from": 2},
-        ),
-        ({"kind": "few-steps", "amount": 0.25}, "few steps (25% of the rows)", {"work": 0.25}),
-        ({"kind": "stale", "amount": 1}, "model 1 round old", {"stale": 1}),
-        ({"kind": "own-model"}, "trains its own model", {"own_model": True}),
-        ({"kind": "min-sum"}, "min-sum", {"attack": "min-sum"}),
-        ({"kind": "mimic"}, "mimic", {"attack": "mimic"}),
-        ({"kind": "decoy"}, "decoy with a payload of 30 times", {"attack": "decoy", "strength": 30.0}),
-        ({"kind": "drift"}, "slow drift (0.5)", {"attack": "drift", "strength": 0.5}),
-        ({"kind": "neurotoxin"}, "leaves 5% of the parameters alone", {"attack": "neurotoxin", "strength": 0.05}),
-        ({"kind": "boosted"}, "boosted to replace the model", {"attack": "boosted", "strength": 8.0}),
-        (
-            {"kind": "claims-criteria", "amount": 3, "from_round": 4},
-            "inflates its criteria from round 4",
+            [{"kind": "claims-criteria", "amount": 3, "from_round": 4}],
             {"claims": 3.0, "inflates": 3.0, "lies_from": 4},
+        ),
+        (
+            [{"kind": "few-steps"}, {"kind": "stale", "amount": 3}, {"kind": "own-model"}, {"kind": "free-rider"}],
+            {"work": 0.1, "stale": 3, "own_model": True, "free_rider": True},
         ),
     ],
 )
-def test_how_each_kind_behaves_and_what_it_is_called(flaw: dict[str, object], words: str, how: dict[str, Any]) -> None:
-    bad = made({**flaw, "clients": ["client-002"]})
-    assert bad.flaws == {"client-002": (words,)}
+def test_how_each_kind_behaves(flaws: list[dict[str, object]], how: dict[str, Any]) -> None:
+    bad = made(*({**flaw, "clients": ["client-002"]} for flaw in flaws))
+    assert {name: len(words) for name, words in bad.flaws.items()} == {"client-002": len(flaws)}
     assert bad.behaviours == {"client-002": replace(HONEST, **how)}
-
-
-def test_what_is_wrong_with_rows_is_said():
-    for words, flaw in {
-        "labels flipped (50%)": {"kind": "labels-flipped", "amount": 0.5},
-        "labels flipped in pairs (100%)": {"kind": "labels-flipped", "how": "pairs"},
-        "class 2 labelled 0 (100%)": {"kind": "labels-flipped", "how": "class", "classes": [2]},
-        "noise of 1 standard deviation": {"kind": "noisy"},
-        "noise of 2 standard deviations": {"kind": "noisy", "amount": 2},
-        "blurred (sigma 1)": {"kind": "blurred"},
-        "features missing (50%)": {"kind": "missing"},
-        "rows repeated 10 times": {"kind": "rows-repeated"},
-        "classes missing (50%)": {"kind": "classes-missing"},
-        "classes 1, 2 missing": {"kind": "classes-missing", "classes": [1, 2]},
-        "backdoor to class 3 (50% of the rows)": {"kind": "backdoor", "target": 3},
-        "semantic backdoor to class 0 (50% of the rows)": {"kind": "backdoor", "how": "semantic"},
-    }.items():
-        assert made({**flaw, "clients": ["client-002"]}).flaws == {"client-002": (words,)}
 
 
 @pytest.mark.parametrize("pick", ["biggest", "smallest"])
@@ -391,7 +355,3 @@ def test_what_the_data_cannot_have_is_refused_in_one_line(
     data: Dataset | None, flaws: list[dict[str, object]], told: str
 ):
     assert_refused(lambda: made(*flaws, data=data), told)
-
-
-def test_tokens_have_no_noise():
-    assert_refused(lambda: share_out(TOKENS, PartitionSettings(clients=2, noise=0.1), 0), "partition.noise: got 0.1")

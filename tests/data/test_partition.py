@@ -30,6 +30,10 @@ def made(rows: int, classes: int = 5, owners: int = 0, test: int = 0, seed: int 
     )
 
 
+def cut(dataset: Dataset, seed: int = 0, **fields: Any) -> Population:
+    return share_out(dataset, PartitionSettings.model_validate(fields), seed)
+
+
 def all_rows(population: Population) -> list[int]:
     return sorted(np.concatenate([np.concatenate([c.train, c.test]) for c in population.clients]).tolist())
 
@@ -42,17 +46,11 @@ def same(one: Population, other: Population) -> bool:
 
 
 schemes = st.one_of(
-    st.fixed_dictionaries({"scheme": st.just("iid"), "size_spread": st.floats(0, 2)}),
-    st.fixed_dictionaries(
-        {"scheme": st.just("shard"), "size_spread": st.floats(0, 2), "shards_per_client": st.integers(1, 4)}
-    ),
-    st.fixed_dictionaries(
-        {"scheme": st.just("dirichlet"), "alpha": st.floats(0.3, 50), "size_spread": st.floats(0, 0.5)}
-    ),
-    st.fixed_dictionaries(
-        {"scheme": st.just("dirichlet"), "alpha": st.floats(0.5, 50), "self_balancing": st.just(True)}
-    ),
-    st.fixed_dictionaries({"scheme": st.just("quantity"), "alpha": st.floats(0.05, 50)}),
+    st.builds(dict, scheme=st.just("iid"), size_spread=st.floats(0, 2)),
+    st.builds(dict, scheme=st.just("shard"), size_spread=st.floats(0, 2), shards_per_client=st.integers(1, 4)),
+    st.builds(dict, scheme=st.just("dirichlet"), alpha=st.floats(0.3, 50), size_spread=st.floats(0, 0.5)),
+    st.builds(dict, scheme=st.just("dirichlet"), alpha=st.floats(0.5, 50), self_balancing=st.just(True)),
+    st.builds(dict, scheme=st.just("quantity"), alpha=st.floats(0.05, 50)),
 )
 
 
@@ -81,8 +79,7 @@ def test_a_client_keeps_a_row_to_train_on():
 def test_a_table_is_met_exactly(lines, seed):
     lines = [[line[0] + 2, *line[1:]] for line in lines]
     labels = np.repeat([0, 1, 2], 40)
-    dataset = in_memory(np.zeros((120, 1), dtype=np.float32), labels)
-    population = share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none"), seed)
+    population = cut(in_memory(np.zeros((120, 1)), labels), seed, scheme="table", table=lines, test="none")
     for line, client in zip(lines, population.clients, strict=True):
         assert np.bincount(labels[client.train], minlength=3).tolist() == line
     rows = all_rows(population)
@@ -91,14 +88,15 @@ def test_a_table_is_met_exactly(lines, seed):
 
 def test_two_shards_of_one_label_each_bound_the_labels():
     labels = np.repeat(np.arange(10), 60)
-    dataset = in_memory(np.zeros((600, 1), dtype=np.float32), labels)
-    chosen = PartitionSettings(scheme="shard", clients=10, shard_size=30, test="none")
-    population = share_out(dataset, chosen, 3)
+    first, second = (
+        cut(in_memory(np.zeros((600, 1)), labels), seed, scheme="shard", clients=10, shard_size=30, test="none")
+        for seed in (3, 4)
+    )
     # 20 shards of 30 cut each class of 60 into exactly two shards, so each shard holds one label.
-    for client in population.clients:
+    for client in first.clients:
         counts = np.bincount(labels[client.train], minlength=10)
         assert sorted(counts[counts > 0].tolist()) in ([30, 30], [60])
-    assert not same(population, share_out(dataset, chosen, 4))
+    assert not same(first, second)
 
 
 @pytest.mark.parametrize("samples", [None, 60])
@@ -106,8 +104,7 @@ def test_a_small_alpha_gives_fewer_labels_than_a_large_one(samples: int | None):
     dataset = made(2000, classes=10)
 
     def labels_seen(alpha: float) -> float:
-        chosen = PartitionSettings(scheme="dirichlet", clients=20, alpha=alpha, samples=samples)
-        population = share_out(dataset, chosen, 0)
+        population = cut(dataset, scheme="dirichlet", clients=20, alpha=alpha, samples=samples)
         return float(np.mean([len(np.unique(population.train_labels(client))) for client in population.clients]))
 
     assert labels_seen(0.1) < 6 < 9 < labels_seen(100)
@@ -115,13 +112,13 @@ def test_a_small_alpha_gives_fewer_labels_than_a_large_one(samples: int | None):
 
 def test_natural_keeps_people_apart_and_drops_small_ones():
     owners = ["b"] * 3 + ["a"] * 5 + ["c"] * 2
-    dataset = in_memory(np.zeros((10, 1), dtype=np.float32), [0, 1] * 5, owners)
-    population = share_out(dataset, PartitionSettings(scheme="natural", minimum=3), 0)
+    dataset = in_memory(np.zeros((10, 1)), [0, 1] * 5, owners)
+    population = cut(dataset, scheme="natural", minimum=3)
     assert population.names == ["a", "b"]
     assert sorted([*population.clients[0].train, *population.clients[0].test]) == [3, 4, 5, 6, 7]
     assert population.notes == ("people with fewer than 3 rows, left out: 1 of 3",)
     # at most so many rows of each, its own
-    few = share_out(dataset, PartitionSettings(scheme="natural", samples=4, test="none"), 0)
+    few = cut(dataset, scheme="natural", samples=4, test="none")
     assert [len(client.train) for client in few.clients] == [4, 3, 2]
     assert [set(dataset.owners[client.train].tolist()) for client in few.clients] == [{"a"}, {"b"}, {"c"}]
 
@@ -129,21 +126,19 @@ def test_natural_keeps_people_apart_and_drops_small_ones():
 def test_given_keeps_the_users_own_split():
     owners = ["u1", "u2", "u1", "u1", "u2", "u3"]
     dataset = in_memory(np.zeros((6, 1)), [0] * 6, owners, held_out=[False, False, False, True, True, True])
-    population = share_out(dataset, PartitionSettings(scheme="given", test="held-out"), 0)
+    population = cut(dataset, scheme="given", test="held-out")
     assert {c.client: (c.train.tolist(), c.test.tolist()) for c in population.clients} == {
         "u1": ([0, 2], [3]),
         "u2": ([1], [4]),
     }
     assert population.notes == ("users without rows to train on, left out: 1",)
-    assert share_out(dataset.take(np.arange(5)), PartitionSettings(scheme="given", test="held-out"), 0).notes == ()
+    assert cut(dataset.take(np.arange(5)), scheme="given", test="held-out").notes == ()
 
 
 def test_held_out_tests_follow_the_labels_of_the_client():
     labels = np.concatenate([np.repeat([0, 1], 60), np.tile([0, 1], 20)])
     dataset = in_memory(np.zeros((160, 1)), labels, held_out=np.arange(160) >= 120)
-    lines = [[30, 10], [10, 30]]
-    chosen = PartitionSettings(scheme="table", table=lines, test="held-out", test_samples=8)
-    population = share_out(dataset, chosen, 0)
+    population = cut(dataset, scheme="table", table=[[30, 10], [10, 30]], test="held-out", test_samples=8)
     for client, counts in zip(population.clients, ([6, 2], [2, 6]), strict=True):
         assert np.bincount(labels[client.test]).tolist() == counts
         assert client.test.min() >= 120
@@ -153,11 +148,8 @@ def test_held_out_tests_follow_the_labels_of_the_client():
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 7), st.integers(1, 9), st.sampled_from(["iid", "shard"]), st.integers(0, 3))
 def test_slices_of_the_test_part_are_disjoint_and_complete(clients, count, scheme, seed):
-    dataset = made(60 + clients * count, test=clients * count)
-    chosen = PartitionSettings(
-        scheme=scheme, clients=clients, test="held-out", test_samples=count, test_labels="all", test_order="stored"
-    )
-    population = share_out(dataset, chosen, seed)
+    fields = {**SLICES, "scheme": scheme, "clients": clients, "test_samples": count, "test_labels": "all"}
+    population = cut(made(60 + clients * count, test=clients * count), seed, **fields)
     for number, client in enumerate(population.clients):
         assert client.test.tolist() == list(range(60 + number * count, 60 + (number + 1) * count))
 
@@ -165,51 +157,41 @@ def test_slices_of_the_test_part_are_disjoint_and_complete(clients, count, schem
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.01, 0.9), st.sampled_from(["iid", "shard", "natural"]), st.integers(0, 3))
 def test_the_server_never_holds_a_row_of_a_client(fraction, scheme, seed):
-    dataset = made(200, owners=4)
     clients = None if scheme == "natural" else 4
-    chosen = PartitionSettings(scheme=scheme, clients=clients, server="fraction", server_fraction=fraction)
-    population = share_out(dataset, chosen, seed)
+    fields = {"scheme": scheme, "clients": clients, "server": "fraction", "server_fraction": fraction}
+    population = cut(made(200, owners=4), seed, **fields)
     assert len(population.server) == round(fraction * 200)
     assert sorted([*all_rows(population), *population.server.tolist()]) == list(range(200))
 
 
-def test_the_server_takes_the_held_out_part_and_says_when_clients_test_on_it_too():
-    dataset = made(100, test=20)
-    chosen = PartitionSettings(scheme="iid", clients=4, server="held-out", test="none")
-    population = share_out(dataset, chosen, 0)
-    assert population.server.tolist() == list(range(80, 100))
-    assert all_rows(population) == list(range(80))
-    both = share_out(dataset, chosen.model_copy(update={"test": "held-out"}), 0)
+def test_the_server_takes_the_held_out_part_and_reports_apart_from_what_weighs_unless_asked_otherwise():
+    dataset, held = made(100, test=20), list(range(80, 100))
+    fields = {"scheme": "iid", "clients": 4, "server": "held-out"}
+    population = cut(dataset, **fields, test="none")
+    assert (population.server.tolist(), all_rows(population)) == (held, list(range(80)))
+    both = cut(dataset, **fields, test="held-out")
     assert both.notes == ("the server's test set and the clients' local test sets share rows",)
     assert all_rows(both) == list(range(100))
-
-
-def test_rows_that_weigh_are_kept_apart_from_rows_that_report_unless_asked_otherwise():
-    dataset = made(100, test=20)
-    chosen = PartitionSettings(scheme="iid", clients=4, server="held-out", test="held-out", server_report="apart")
-    apart = share_out(dataset, chosen, 0)
-    assert sorted([*apart.server, *apart.report]) == list(range(80, 100))
-    assert len(apart.server) == 10
+    apart = cut(dataset, **fields, test="held-out", server_report="apart")
+    assert (sorted([*apart.server, *apart.report]), len(apart.server)) == (held, 10)
     tested = {row for client in apart.clients for row in client.test.tolist()}
     assert tested <= set(apart.report.tolist())
-    same = share_out(dataset, chosen.model_copy(update={"server_report": "same"}), 0)
-    assert same.server.tolist() == same.report.tolist() == list(range(80, 100))
+    same = cut(dataset, **fields, test="held-out", server_report="same")
+    assert same.server.tolist() == same.report.tolist() == held
 
 
 def test_overlap_is_refused_unless_asked_for_and_then_noted():
     dataset = in_memory(np.zeros((15, 1)), [0] * 10 + [1] * 5)
-    lines = [[8, 2], [8, 3]]
-    refused = PartitionSettings(scheme="table", table=lines, test="none")
-    assert_refused(lambda: share_out(dataset, refused, 0), "partition.table: asks for 16 rows of class 0")
-    population = share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none", overlap=True), 0)
+    fields = {"scheme": "table", "table": [[8, 2], [8, 3]], "test": "none"}
+    assert_refused(lambda: cut(dataset, **fields), "partition.table: asks for 16 rows of class 0")
+    population = cut(dataset, **fields, overlap=True)
     assert population.notes == ("class 0: 16 rows asked for, 10 there: 6 drawn with overlap",)
     first, second = (set(client.train.tolist()) for client in population.clients)
     assert (len(first), len(second), len(first & second)) == (10, 11, 6)
 
 
 def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
-    every = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
-    some = share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=7), 3)
+    every, some = (cut(made(200), 3, scheme="iid", clients=40, test_clients=count) for count in (None, 7))
     assert sum(len(rows.test) > 0 for rows in some.clients) == 7
     assert (some.testable, every.testable) == (40, None)
     assert some.notes[-1].startswith("7 of 40 clients test")
@@ -220,14 +202,14 @@ def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("steelyard.data.partition.TESTED", 5)
     for many, tested in ((40, 40), (39, 5)):
         monkeypatch.setattr("steelyard.data.partition.MANY", many)
-        found = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
+        found = cut(made(200), 3, scheme="iid", clients=40)
         assert sum(len(rows.test) > 0 for rows in found.clients) == tested
 
 
 @pytest.mark.parametrize("each", [1, 3])
 def test_labels_gives_each_client_so_many_and_shares_a_label_equally(each):
     dataset = made(600)
-    population = share_out(dataset, PartitionSettings(scheme="labels", clients=8, labels_per_client=each), 3)
+    population = cut(dataset, 3, scheme="labels", clients=8, labels_per_client=each)
     assert all_rows(population) == list(range(600))
     labels = dataset.labels.numpy()
     counts = np.array([np.bincount(labels[np.concatenate([c.train, c.test])], minlength=5) for c in population.clients])
@@ -241,8 +223,8 @@ def test_self_balancing_ends_no_client_far_above_its_part():
     dataset = made(2000, classes=40)
 
     def biggest(seed: int, **fields: bool) -> int:
-        chosen = PartitionSettings(scheme="dirichlet", clients=10, alpha=0.1, minimum=2, **fields)
-        return max(len(c.train) + len(c.test) for c in share_out(dataset, chosen, seed).clients)
+        population = cut(dataset, seed, scheme="dirichlet", clients=10, alpha=0.1, minimum=2, **fields)
+        return max(len(c.train) + len(c.test) for c in population.clients)
 
     # Who has 200 rows gets none of the labels that follow, so at most one label of about 50 comes on top.
     assert max(biggest(seed, self_balancing=True) for seed in range(5)) < 275 < max(map(biggest, range(5)))
@@ -258,10 +240,9 @@ def test_self_balancing_ends_no_client_far_above_its_part():
     ],
 )
 def test_sizes_are_of_all_kinds_where_they_are_drawn(fields: dict[str, Any]):
-    chosen = PartitionSettings(**{"clients": 10, "minimum": 20, **fields})
-    population = share_out(made(3000), chosen, 2)
-    sizes = sorted(len(client.train) + len(client.test) for client in population.clients)
-    assert sizes[0] >= chosen.minimum
+    fields = {"clients": 10, "minimum": 20, **fields}
+    sizes = sorted(len(client.train) + len(client.test) for client in cut(made(3000), 2, **fields).clients)
+    assert sizes[0] >= fields["minimum"]
     assert sizes[-1] > 5 * sizes[0]
 
 
@@ -286,6 +267,7 @@ def test_splits_go_by_the_names_that_others_use(given, own):
 MADE = made(100)
 TARGETS = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
 PEOPLE = made(100, owners=5)
+TOKENS = in_memory(np.ones((20, 6), dtype=int), np.arange(20) % 2, tokens=True)
 KEPT = {"scheme": "iid", "clients": 2, "server": "fraction"}
 SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, "test_order": "stored"}
 
@@ -354,10 +336,12 @@ SLICES = {"scheme": "iid", "clients": 4, "test": "held-out", "test_samples": 3, 
             "partition.validation: holds back one row of each client",
         ),
         (MADE, {"scheme": "iid", "clients": 2, "validation": 0.001}, "got 0.001, less than one of 80 training"),
+        (TOKENS, {"scheme": "iid", "clients": 2, "noise": 0.1}, "partition.noise: got 0.1"),
+        (PEOPLE, {"scheme": "given", "test": "none"}, "(the source does not split its users' rows)"),
     ],
 )
 def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fields: dict[str, object], told: str):
-    assert_refused(lambda: share_out(dataset, PartitionSettings(**fields), 0), told)
+    assert_refused(lambda: cut(dataset, **fields), told)
 
 
 @pytest.mark.parametrize(
@@ -370,28 +354,27 @@ def test_what_the_data_cannot_give_is_refused_in_one_line(dataset: Dataset, fiel
     ],
 )
 def test_sizes_by_hand(fields: dict[str, object], sizes: list[int]):
-    chosen = PartitionSettings(**{"scheme": "iid", "clients": 5, "test": "none", **fields})
-    population = share_out(made(23, test=7), chosen, 1)
+    population = cut(made(23, test=7), 1, **{"scheme": "iid", "clients": 5, "test": "none", **fields})
     assert [len(client.train) for client in population.clients] == sizes
     assert len(set(all_rows(population))) == sum(sizes)
     assert population.notes == (("6 of 16 rows go to no client",) if sum(sizes) == 10 else ())
 
 
 def test_a_fingerprint_names_what_changed():
-    chosen = PartitionSettings(scheme="iid", clients=3, server="held-out", test="none")
-    population = share_out(made(60, test=9), chosen, 0)
+    fields = {"scheme": "iid", "clients": 3, "server": "held-out", "test": "none"}
+    population = cut(made(60, test=9), **fields)
     data, first = population.dataset, population.clients[0]
     before, features = fingerprint(population), data.features.clone()
     features[7] += 1e-3
     relabelled = replace(first, train_labels=data.labels[first.train])
     for changed, where in (
-        (share_out(made(60, test=9), chosen, 0), None),
+        (cut(made(60, test=9), **fields), None),
         (replace(population, dataset=replace(data, features=features)), "features"),
         (replace(population, dataset=replace(data, marks={"sharp": np.ones(60)})), "features"),
         (replace(population, dataset=replace(data, labels=data.labels.flip(0))), "labels"),
         (replace(population, server=population.server[1:]), "clients' rows"),
         (replace(population, clients=[relabelled, *population.clients[1:]]), "clients' rows"),
-        (share_out(made(60, test=9), chosen, 1), "clients' rows"),
+        (cut(made(60, test=9), 1, **fields), "clients' rows"),
     ):
         after = fingerprint(changed)
         assert [name for name in before if after[name] != before[name]] == ([where] if where else [])
@@ -402,14 +385,8 @@ def test_a_fingerprint_names_what_changed():
 
 # the validation split -------------------------------------------------------------------------------------------------
 
-OVERLAPPING = {
-    "scheme": "table",
-    "table": [[20, 20, 20]] * 3,
-    "clients": None,
-    "overlap": True,
-    "test": "held-out",
-    "test_labels": "all",
-}
+OVERLAPPING = {"scheme": "table", "table": [[20, 20, 20]] * 3, "clients": None, "overlap": True}
+OVERLAPPING |= {"test": "held-out", "test_labels": "all"}
 LAYOUTS = {
     "local tests": {},
     "held-out tests": {"test": "held-out"},
@@ -424,8 +401,8 @@ def striped(rows: int = 120, held_out: int = 30) -> Dataset:
     return in_memory(np.zeros((rows, 1)), np.arange(rows) % 3, held_out=np.arange(rows) >= rows - held_out)
 
 
-def partition(**fields: object) -> PartitionSettings:
-    return PartitionSettings.model_validate({"scheme": "iid", "clients": 3, **fields})
+def split(seed: int = 0, dataset: Dataset | None = None, **fields: Any) -> Population:
+    return cut(dataset or striped(), seed, **{"scheme": "iid", "clients": 3, **fields})
 
 
 def rows_of(population: Population) -> dict[str, set[int]]:
@@ -441,47 +418,43 @@ def rows_of(population: Population) -> dict[str, set[int]]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_of_the_test_set_is_in_any_part(layout):
     fields = LAYOUTS[layout]
-    whole = rows_of(share_out(striped(), partition(**fields), 3))
-    split = rows_of(share_out(striped(), partition(**fields, validation=0.2), 3))
+    whole, held_back = (rows_of(split(3, **fields, validation=share)) for share in (None, 0.2))
     tested = whole["test"] | whole["reports"] | (whole["weighs"] if fields.get("server") == "held-out" else set())
     assert tested, "the layout has no test set to keep away from"
-    used = split["train"] | split["test"] | split["weighs"] | split["reports"]
+    used = held_back["train"] | held_back["test"] | held_back["weighs"] | held_back["reports"]
     assert not used & tested
-    held = (split["test"] | split["weighs"] | split["reports"]) - whole["weighs"]
+    held = (held_back["test"] | held_back["weighs"] | held_back["reports"]) - whole["weighs"]
     assert held, "nothing is held back"
     assert held <= whole["train"]
-    assert not held & split["train"]
-    assert split["train"] < whole["train"]
+    assert not held & held_back["train"]
+    assert held_back["train"] < whole["train"]
     # rows that weigh do not report unless they are meant to
     if fields.get("server_report") == "same":
-        assert split["weighs"] == split["reports"]
+        assert held_back["weighs"] == held_back["reports"]
     else:
-        assert not split["weighs"] & (split["reports"] | split["test"])
-    assert bool(split["reports"]) == (fields.get("server_report", "none") != "none")
+        assert not held_back["weighs"] & (held_back["reports"] | held_back["test"])
+    assert bool(held_back["reports"]) == (fields.get("server_report", "none") != "none")
 
 
 def test_each_class_gives_its_share_by_hand():
     # One client: 8 rows of class 0, 8 of class 1, 4 of class 2; a quarter of 20 is 5: 2, 2 and 1.
     labels = np.array([0] * 8 + [1] * 8 + [2] * 4)
-    dataset = in_memory(np.zeros((20, 1), dtype=np.float32), labels, held_out=None)
-    population = share_out(dataset, partition(clients=1, test="none", validation=0.25, server="none"), 0)
-    (client,) = population.clients
+    dataset = in_memory(np.zeros((20, 1)), labels)
+    (client,) = split(0, dataset, clients=1, test="none", validation=0.25).clients
     assert np.bincount(labels[client.train]).tolist() == [6, 6, 3]
     # test = none: clients have no test rows, also none for validation.
     assert client.test.tolist() == []
     # Without classes it is a share of all rows: of 25 each keeps 5 for the test, and a quarter of 20 is held back.
-    halves = share_out(TARGETS, PartitionSettings(scheme="iid", clients=2, validation=0.25), 0)
+    halves = split(0, TARGETS, clients=2, validation=0.25)
     assert [(len(client.train), len(client.test)) for client in halves.clients] == [(15, 5)] * 2
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 8), st.floats(0.01, 0.99), st.integers(0, 3), st.sampled_from(["iid", "shard", "dirichlet"]))
 def test_train_and_validation_are_what_was_trained_on(clients, share, seed, scheme):
-    dataset = striped(300, 60)
     fields = {"scheme": scheme, "clients": clients, "alpha": 5.0, "minimum": 6}
-    whole = share_out(dataset, partition(**fields), seed)
-    split = share_out(dataset, partition(**fields, validation=share), seed)
-    for before, after in zip(whole.clients, split.clients, strict=True):
+    whole, held_back = (split(seed, striped(300, 60), **fields, validation=each) for each in (None, share))
+    for before, after in zip(whole.clients, held_back.clients, strict=True):
         assert sorted([*after.train.tolist(), *after.test.tolist()]) == before.train.tolist()
         count = len(before.train)
         assert len(after.test) == min(max(1, int(share * count + 0.5)), count - 1)
@@ -491,4 +464,4 @@ def test_a_split_that_leaves_nothing_is_refused():
     # 30 rows of class 0 to train on: the first client holds all of them, and keeps one
     fields = {**OVERLAPPING, "table": [[30, 0, 0], [2, 0, 0]], "test_samples": 3, "validation": 0.97}
     told = "partition.validation: got 0.97, which leaves client-001 nothing to train"
-    assert_refused(lambda: share_out(striped(), partition(**fields), 0), told)
+    assert_refused(lambda: split(**fields), told)

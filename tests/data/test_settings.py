@@ -137,11 +137,6 @@ def test_sections_name_the_field_and_what_is_allowed(section: type, fields: dict
         ({}, {**IID, "test": "held-out"}, "partition.test: got 'held-out' with data.source 'digits'"),
         ({"source": "csv", "path": "x.csv", "labels": "y"}, {"scheme": "natural"}, "does not know whose rows they are"),
         ({}, {"scheme": "table", "table": [[5, 5]]}, "partition.table: got 'lines of 2 counts'"),
-        (
-            {"source": "csv", "path": "x.csv", "labels": "y", "held_out": "part"},
-            {"scheme": "given", "test": "held-out"},
-            "the source does not split its users' rows",
-        ),
     ],
 )
 def test_source_and_partition_are_checked_together(data: dict[str, Any], partition: dict[str, Any], told: str) -> None:
