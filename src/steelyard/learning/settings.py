@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Annotated, Any, Literal, Self
@@ -44,31 +44,6 @@ class Convolutional:
         return (depth * window + 1) * first + (first * window + 1) * second + dense(flat, (self.hidden,), outputs)
 
 
-CONVOLUTIONAL: Mapping[str, Convolutional] = {
-    "cnn-mnist": Convolutional((32, 64), 5, 512),
-    "cnn-mnist-authors": Convolutional((32, 64), 5, 512, authors=True),
-    "cnn-femnist": Convolutional((32, 64), 5, 2048),
-    "cnn-celeba": Convolutional((32, 64), 3, 512, outputs=1),
-    "cnn-keras": Convolutional((32, 64), 3, 128, keras=True),
-    "cnn-adafed": Convolutional((16, 32), 5, 128),
-    "cnn-digits": Convolutional((16, 32), 3, 64),
-    "cnn": Convolutional((16, 32), 3, 64),
-}
-DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "mlp": (64,), "linear": ()}
-"""Hidden units of the networks of dense layers."""
-PUBLISHED: Mapping[str, int] = {
-    "lenet": 62_006,
-    "moderate-cnn": 5_851_338,
-    "resnet18": 11_172_170,
-    "lstm": 26_192,
-    "transformer": 126_800,
-    "tabular": 19_970,
-    "unet": 29_946,
-}
-"""Parameters, for a typical sample, of the networks that others publish their tables with (`networks`)."""
-NAMES = (*CONVOLUTIONAL, *DENSE, *PUBLISHED)
-
-
 def no_part(algorithm: str, part: str) -> str:
     """Return the line that refuses an algorithm whose clients keep a part that the model does not have."""
     lacks, allowed = {
@@ -93,52 +68,79 @@ class BuiltIn:
     shape: tuple[int, ...]
     """Shape of a typical sample."""
     outputs: int
-    fields: tuple[str, ...]
-    """Fields of `[model]` that change it."""
+    sizes: Convolutional | tuple[int, ...] | int
+    """Of two convolutions and two dense layers; hidden units of dense layers; of others the number of weights for
+    samples of the typical shape."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of `[model]` that change it."""
+        if isinstance(self.sizes, Convolutional):
+            return ("hidden", "channels", "kernel", "outputs")
+        if isinstance(self.sizes, int):
+            return ("outputs", "arguments")
+        return ("hidden", "outputs") if self.sizes else ("outputs",)
 
     @property
     def parameters(self) -> int:
         """Number of weights for samples of the typical shape."""
-        return count(self.name, self.shape, self.outputs)
+        if isinstance(self.sizes, Convolutional):
+            return self.sizes.parameters(self.shape, self.outputs)
+        return self.sizes if isinstance(self.sizes, int) else dense(prod(self.shape), self.sizes, self.outputs)
 
 
-def count(name: str, shape: Sequence[int], outputs: int) -> int:
-    """Return how many parameters a built-in network has for samples of this shape, with `[model]` as it is."""
-    if name in CONVOLUTIONAL:
-        return CONVOLUTIONAL[name].parameters(shape, outputs)
-    if name in PUBLISHED:
-        return PUBLISHED[name]
-    return dense(prod(shape), DENSE[name], outputs)
-
-
-_SIZES = ("hidden", "channels", "kernel", "outputs")
-_OWN = ("outputs", "arguments")
+_AUTHORS = "the same as its authors programmed it: no ReLU after the convolutions, Glorot-normal starts"
+_MNIST = Convolutional((32, 64), 5, 512)
+_SMALL = Convolutional((16, 32), 3, 64)
 BUILT_IN: tuple[BuiltIn, ...] = (
-    BuiltIn("cnn-mnist", "images of 28×28: the papers' network for MNIST", (1, 28, 28), 10, _SIZES),
+    BuiltIn("cnn-mnist", "images of 28×28: the papers' network for MNIST", (1, 28, 28), 10, _MNIST),
+    BuiltIn("cnn-mnist-authors", _AUTHORS, (1, 28, 28), 10, replace(_MNIST, authors=True)),
     BuiltIn(
-        "cnn-mnist-authors",
-        "the same as its authors programmed it: no ReLU after the convolutions, Glorot-normal starts",
+        "cnn-femnist",
+        "images of 28×28 in many classes: the papers' network for FEMNIST",
+        (1, 28, 28),
+        62,
+        Convolutional((32, 64), 5, 2048),
+    ),
+    BuiltIn(
+        "cnn-celeba",
+        "faces in two classes, one output: the papers' network for CelebA",
+        (3, 64, 64),
+        1,
+        Convolutional((32, 64), 3, 512, outputs=1),
+    ),
+    BuiltIn(
+        "cnn-keras",
+        "images of 28×28: Keras' mnist_cnn with dropout, which AdaFed cites",
         (1, 28, 28),
         10,
-        _SIZES,
+        Convolutional((32, 64), 3, 128, keras=True),
     ),
-    BuiltIn("cnn-femnist", "images of 28×28 in many classes: the papers' network for FEMNIST", (1, 28, 28), 62, _SIZES),
-    BuiltIn("cnn-celeba", "faces in two classes, one output: the papers' network for CelebA", (3, 64, 64), 1, _SIZES),
-    BuiltIn("cnn-keras", "images of 28×28: Keras' mnist_cnn with dropout, which AdaFed cites", (1, 28, 28), 10, _SIZES),
-    BuiltIn("cnn-adafed", "images of 28×28: a smaller network, for AdaFed's simulations", (1, 28, 28), 10, _SIZES),
-    BuiltIn("cnn-digits", "small images, such as scikit-learn's digits", (1, 8, 8), 10, _SIZES),
-    BuiltIn("cnn", "images of any size from 4×4: two convolutions, a good first choice", (3, 32, 32), 10, _SIZES),
-    BuiltIn("mlp", "tables and small images: dense layers with ReLU between them", (20,), 2, ("hidden", "outputs")),
-    BuiltIn("logistic", "tables with classes: one dense layer, the safe choice for few rows", (20,), 2, ("outputs",)),
-    BuiltIn("linear", "tables with a number to predict: linear regression", (20,), 1, ("outputs",)),
-    BuiltIn("lenet", "images from 16×16: NIID-Bench's; arguments first, second, hidden", (3, 32, 32), 10, _OWN),
-    BuiltIn("moderate-cnn", "images from 8×8: six convolutions with dropout, as in FedMA", (3, 32, 32), 10, _OWN),
-    BuiltIn("resnet18", "images: ResNet-18 with group norm", (3, 32, 32), 10, _OWN),
-    BuiltIn("lstm", "rows of tokens: arguments tokens (256), wide (8), hidden (64), depth (1)", (80,), 80, _OWN),
-    BuiltIn("transformer", "rows of tokens: tokens (256), wide (64), depth (2), heads (4)", (80,), 80, _OWN),
-    BuiltIn("unet", "masks of images: a small U-Net; arguments wide (8), depth (2)", (1, 64, 64), 2, _OWN),
-    BuiltIn("tabular", "tables: dense layers with layer norm and dropout; wide (128), depth (2)", (20,), 2, _OWN),
+    BuiltIn(
+        "cnn-adafed",
+        "images of 28×28: a smaller network, for AdaFed's simulations",
+        (1, 28, 28),
+        10,
+        Convolutional((16, 32), 5, 128),
+    ),
+    BuiltIn("cnn-digits", "small images, such as scikit-learn's digits", (1, 8, 8), 10, _SMALL),
+    BuiltIn("cnn", "images of any size from 4×4: two convolutions, a good first choice", (3, 32, 32), 10, _SMALL),
+    BuiltIn("mlp", "tables and small images: dense layers with ReLU between them", (20,), 2, (64,)),
+    BuiltIn("logistic", "tables with classes: one dense layer, the safe choice for few rows", (20,), 2, ()),
+    BuiltIn("linear", "tables with a number to predict: linear regression", (20,), 1, ()),
+    # Those that others publish their tables with (`models.NETWORKS`).
+    BuiltIn("lenet", "images from 16×16: NIID-Bench's; arguments first, second, hidden", (3, 32, 32), 10, 62_006),
+    BuiltIn("moderate-cnn", "images from 8×8: six convolutions with dropout, as in FedMA", (3, 32, 32), 10, 5_851_338),
+    BuiltIn("resnet18", "images: ResNet-18 with group norm", (3, 32, 32), 10, 11_172_170),
+    BuiltIn("lstm", "rows of tokens: arguments tokens (256), wide (8), hidden (64), depth (1)", (80,), 80, 26_192),
+    BuiltIn("transformer", "rows of tokens: tokens (256), wide (64), depth (2), heads (4)", (80,), 80, 126_800),
+    BuiltIn("unet", "masks of images: a small U-Net; arguments wide (8), depth (2)", (1, 64, 64), 2, 29_946),
+    BuiltIn("tabular", "tables: dense layers with layer norm and dropout; wide (128), depth (2)", (20,), 2, 19_970),
 )
+NAMES = tuple(model.name for model in BUILT_IN)
+CONVOLUTIONAL = {model.name: model.sizes for model in BUILT_IN if isinstance(model.sizes, Convolutional)}
+DENSE = {model.name: model.sizes for model in BUILT_IN if isinstance(model.sizes, tuple)}
+"""Hidden units of the networks of dense layers."""
 
 
 # The sections of the experiment.
