@@ -60,7 +60,9 @@ def frame(**changes: Any) -> Table:
 @pytest.mark.parametrize("normalise", ["unit", "standard", "client"])
 @pytest.mark.parametrize("missing", ["mean", "zero"])
 def test_rows_of_a_table_come_out_as_training_saw_them(normalise: str, missing: str):
-    population = wards(normalise=normalise, missing=missing, na_values={"dose": [-9]}, indicators=["drug", "dose"])
+    population = wards(
+        normalise=normalise, missing=missing, columns={"dose": {"missing": [-9]}}, indicators=["drug", "dose"]
+    )
     found = new_rows.of_table(frame(), again(population))
     assert torch.equal(found.features, population.dataset.features)
     assert found.notes == ()
@@ -86,7 +88,7 @@ def test_cells_are_read_as_the_settings_of_training_say():
 
 
 def test_what_nodes_tell_says_how_their_rows_are_read():
-    fields: dict[str, Any] = {"columns": {"age": {"offset": 1}}, "indicators": ["drug"], "na_values": {"dose": [-9.0]}}
+    fields: dict[str, Any] = {"columns": {"age": {"offset": 1}, "dose": {"missing": [-9]}}, "indicators": ["drug"]}
     data = by_name(unshared(**fields))
     told = SiteColumns.of("a", data, np.arange(len(data)), 1).sums
     whole: dict[str, Any] = {"data": {"source": "csv", **USUAL, **fields}, "partition": {"scheme": "natural"}}

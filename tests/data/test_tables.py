@@ -57,7 +57,7 @@ def test_numbers_come_first_then_levels(tmp_path: Path):
     assert_patients(data)
     assert data.notes[0] == "t.csv: 2 of 12 input cells are empty; numbers are filled with their mean"
     # a column that is ignored counts for nothing, a value that means "not recorded" counts as empty
-    other = read(tmp_path, PATIENTS, ignore=["sex"], na_values={"age": [40]})
+    other = read(tmp_path, PATIENTS, ignore=["sex"], columns={"age": {"missing": [40]}})
     assert other.marks["complete"].tolist() == [0.5, 0.5, 1, 1]
 
 
@@ -282,7 +282,7 @@ def test_the_servers_rows_can_be_balanced_over_classes(tmp_path: Path):
 def test_the_hospitals_are_included():
     settings = DataSettings(
         source="csv", path="included/heart_disease.csv", labels="target", owner="hospital", positive_above=0,
-        ignore=["flamby"], na_values={"chol": [0], "trestbps": [0]},
+        ignore=["flamby"], columns={"chol": {"missing": [0]}, "trestbps": {"missing": [0]}},
     )  # fmt: skip
     data = load(settings)
     assert np.unique(data.owners, return_counts=True)[1].tolist() == [303, 294, 123, 200]
@@ -483,7 +483,7 @@ def test_numbers_words_and_names_are_told_apart(tmp_path: Path) -> None:
     pandas.DataFrame({**columns, "y": np.arange(60) % 2}).to_csv(tmp_path / "t.csv", index=False)
     fields = {name: value for name, (value, _) in look("csv", [tmp_path / "t.csv"]).fields.items()}
     # as many words as numbers are not recorded if they are few, else codes; more words are codes
-    assert fields["na_values"] == {"half": ["high", "low"]}
+    assert fields["columns"] == {"half": {"missing": ["high", "low"]}}
     assert (fields["categories"], fields["indicators"]) == (["codes", "most"], ["half"])
     assert fields["ignore"] == ["name", "none", "one", "part", "huge", "visit_id"]
 

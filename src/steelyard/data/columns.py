@@ -15,7 +15,6 @@ from steelyard.base.errors import UserError, first_names, listed, nearest
 from steelyard.data.cells import (
     LARGEST,
     MOST_SHOWN,
-    emptied,
     in_order,
     marked,
     numbered,
@@ -111,7 +110,6 @@ def input_names(table: Table, settings: Csv) -> list[str]:
         "ignore": settings.ignore,
         "indicators": settings.indicators,
         "levels": tuple(settings.levels),
-        "na_values": tuple(settings.na_values),
         **{f"marks.{mark}": (column.removeprefix("not "),) for mark, column in settings.marks.items()},
     }
     roles: dict[str, str] = {}
@@ -325,7 +323,7 @@ def owners_of(table: Table, name: str) -> NDArray[np.str_]:
 
 def _mark(table: Table, column: str) -> NDArray[np.float64]:
     name = column.removeprefix("not ")
-    values = as_numbers(table, name, table.frame[name], guess=False)
+    values = as_numbers(table, name, guess=False)
     assert values is not None
     return marked(values, name, column, table.path)
 
@@ -349,15 +347,12 @@ class InputColumn:
 def input_column(table: Table, name: str, settings: Csv) -> InputColumn:
     """Return one input column, as numbers or as a category; use it for every column that is no label, owner or so."""
     named = settings.is_category(name)
-    codes = [plain(text) for text in settings.na_values.get(name, ())]
-    # What means "not recorded" in a column of numbers is empty before the column's kind is judged.
-    cells: Any = table.frame[name] if named else emptied(table.frame[name], codes)
-    numbers = None if named else as_numbers(table, name, cells, guess=settings.may_be_text(name))
+    numbers = None if named else as_numbers(table, name, guess=settings.may_be_text(name))
     if numbers is not None:
         if np.isnan(numbers).all():
             raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
-        return _of_numbers(Column(name=name, kind="number", missing=codes), numbers)
-    return _category(table, name, cells, settings, named)
+        return _of_numbers(Column(name=name, kind="number"), numbers)
+    return _category(table, name, settings, named)
 
 
 def column_again(table: Table, column: Column) -> tuple[InputColumn, list[str]]:
@@ -365,14 +360,12 @@ def column_again(table: Table, column: Column) -> tuple[InputColumn, list[str]]:
 
     Those count as empty.
     """
-    cells: Any = table.frame[column.name]
     if column.kind == "number":
-        numbers = as_numbers(table, column.name, emptied(cells, column.missing), guess=False)
+        numbers = as_numbers(table, column.name, guess=False)
         assert numbers is not None
         return _of_numbers(column, numbers), []
-    codes, texts = _factorized(table, column.name, cells)
-    known = {*column.levels, *column.missing, ""}
-    return _of_levels(column, codes, texts), [text for text in texts if text not in known]
+    codes, texts = _factorized(table, column.name, table.frame[column.name])
+    return _of_levels(column, codes, texts), [text for text in texts if text and text not in column.levels]
 
 
 def _of_numbers(column: Column, numbers: NDArray[np.float64]) -> InputColumn:
@@ -388,8 +381,9 @@ def _of_levels(column: Column, codes: NDArray[np.int64], texts: Sequence[str]) -
     return InputColumn(column, level < 0, None, flags)
 
 
-def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[np.float64] | None:
+def as_numbers(table: Table, name: str, *, guess: bool) -> NDArray[np.float64] | None:
     """Return a column as numbers, or None for a column of text where that may be one (`guess`)."""
+    cells: Any = table.frame[name]
     there: NDArray[np.bool_] = cells.notna().to_numpy()
     numbers = parse_numbers(cells)
     bad = there & ~(np.abs(numbers) < LARGEST)
@@ -399,7 +393,7 @@ def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[n
             return None
         wanted = "a number with a decimal point (or name the column in data.categories or data.ignore)"
         if not words.any():
-            wanted = "finite numbers (or say in data.na_values that it means: not recorded)"
+            wanted = f"finite numbers (or name it in data.columns.{name}.missing)"
         refuse_any(table, name, np.flatnonzero(words if words.any() else bad), f"expected {wanted}")
     return numbers
 
@@ -419,12 +413,10 @@ def _factorized(table: Table, name: str, cells: Any) -> tuple[NDArray[np.int64],
     return codes, [plain(str(value)) for value in found.tolist()]
 
 
-def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -> InputColumn:
-    codes, texts = _factorized(table, name, cells)
-    missing = [plain(text) for text in settings.na_values.get(name, ())]
-    unknown = {*missing, ""}
+def _category(table: Table, name: str, settings: Csv, named: bool) -> InputColumn:
+    codes, texts = _factorized(table, name, table.frame[name])
     agreed = settings.agreed.get(name, ())
-    levels = [plain(text) for text in settings.levels.get(name, agreed)] or sorted(set(texts) - unknown, key=in_order)
+    levels = [plain(text) for text in settings.levels.get(name, agreed)] or sorted(set(texts) - {""}, key=in_order)
     if not named and len(levels) > _MOST_LEVELS:
         raise UserError(
             f"{table.path}: column '{name}' is text with {len(levels)} different values; expected at most "
@@ -432,10 +424,10 @@ def _category(table: Table, name: str, cells: Any, settings: Csv, named: bool) -
         )
     if not levels:
         raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
-    strange = [place for place, text in enumerate(texts) if text not in levels and text not in unknown]
+    strange = [place for place, text in enumerate(texts) if text and text not in levels]
     if strange and not agreed:
         refuse_any(table, name, np.flatnonzero(codes == strange[0]), f"allowed by data.levels: {listed(levels)}")
-    return _of_levels(Column(name=name, kind="category", levels=levels, missing=missing), codes, texts)
+    return _of_levels(Column(name=name, kind="category", levels=levels), codes, texts)
 
 
 # The time to an event.

@@ -296,16 +296,13 @@ def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
     if any(column.mixed for column in columns):
         named = [column.name for column in columns if column.kind == "category"]
         fields["categories"] = (named, "a 0/1 column for each of their values; some hold numbers and words")
-    limited = {
-        column.name: {"limits": True}
-        for column in columns
-        if column.words and all(np.isfinite(limit_of(word)) for word in column.words)
-    }
-    if limited:
-        fields["columns"] = (limited, "cells such as <5 are the number in them, marked in a column beside")
-    words = {column.name: list(column.words) for column in columns if column.words and column.name not in limited}
-    if words:
-        fields["na_values"] = (words, "words among numbers, taken to mean: not recorded")
+    meant: dict[str, dict[str, Any]] = {}
+    for column in columns:
+        if column.words:
+            limits = all(np.isfinite(limit_of(word)) for word in column.words)
+            meant[column.name] = {"limits": True} if limits else {"missing": list(column.words)}
+    if meant:
+        fields["columns"] = (meant, "limits: cells such as <5 are the number in them; missing: not recorded")
     holes = [column for column in columns if column.kind in ("number", "category") and column.empty > 0]
     if holes:
         fields["missing"] = ("mean", "empty cells: the column's mean; or zero, drop, refuse")

@@ -31,8 +31,6 @@ class Column(Document):
     kind: Literal["number", "category"]
     levels: list[str] = []
     """The values of a category, each of which is a 0/1 column."""
-    missing: list[str] = []
-    """Cells that mean that nothing was recorded, beside empty ones."""
     low: float | None = None
     """The least number that was trained on; None where the run does not tell."""
     high: float | None = None

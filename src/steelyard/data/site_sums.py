@@ -264,7 +264,6 @@ def site_preparation(data: Csv, known: SiteSums, shape: Sequence[int]) -> Prepar
             name=name,
             kind="category" if name in levels else "number",
             levels=levels.get(name, []),
-            missing=list(map(plain, data.na_values.get(name, ()))),
         )
         for name in sorted({*known.columns, *levels} - {data.labels})
     ]

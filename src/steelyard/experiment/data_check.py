@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from steelyard.base.documents import Document
 from steelyard.base.errors import UserError, counted, first_names, listed, nearest
-from steelyard.data.cells import LARGEST, emptied, parse_numbers, plain
+from steelyard.data.cells import LARGEST, parse_numbers, plain
 from steelyard.data.findings import NAMES, Finding, compared, drift, found, in_order
 from steelyard.data.profile import (
     ColumnProfile,
@@ -210,7 +210,7 @@ class _Sites:
         targets, empty = self._targets(), np.zeros(len(frame), dtype=np.bool_)
 
         def of_column(name: str) -> tuple[list[ColumnProfile], NDArray[np.bool_], bool]:
-            cells: Any = emptied(frame[name], [plain(code) for code in data.na_values.get(name, ())])
+            cells: Any = frame[name]
             if data.is_category(name):
                 cells, numbers = cells.astype(object), np.full(len(cells), np.nan)
             else:
@@ -363,7 +363,7 @@ def _shared_out(
     roles = [*filter(None, (data.labels, data.event, data.owner, data.held_out)), *data.further_labels]
     # The one input is the row's number: so it is known afterwards which rows they are.
     frame = table.frame[roles].assign(**{_ROW: np.where(left, np.nan, np.arange(len(left)))})
-    plain_fields = {"categories": None, "levels": {}, "ignore": (), "indicators": (), "na_values": {}, "marks": {}}
+    plain_fields = {"categories": None, "levels": {}, "ignore": (), "indicators": (), "marks": {}}
     reading = {**plain_fields, "columns": {}, "missing": "drop", "duplicates": "keep", "unlabelled": "refuse"}
     dataset = load(data, table_dataset(replace(table, frame=frame), data.model_copy(update=reading)))
     assert dataset.raw is not None

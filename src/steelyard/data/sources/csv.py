@@ -113,8 +113,6 @@ class Csv(FileSource, named="csv"):
     missing: Literal["mean", "zero", "drop", "refuse"] = "mean"
     """What becomes of an empty cell. mean: the column's mean, over the same rows as in normalise; zero: 0; drop: its
     row is left out; refuse: the file is refused. An empty category is 0 in all its columns."""
-    na_values: dict[str, tuple[Cell, ...]] = Field(default_factory=dict)
-    """Further values that mean that nothing was recorded, column = [values], such as a cholesterol of 0."""
     columns: dict[str, ColumnSettings] = Field(default_factory=dict)
     """How the cells of single columns are read, the label too: `[data.columns.NAME]`."""
     unlabelled: Literal["refuse", "drop"] = "refuse"
@@ -138,6 +136,8 @@ class Csv(FileSource, named="csv"):
         path = found.get("path")
         if found.get("files") or (isinstance(path, str | Path) and (is_pattern(Path(path)) or not Path(path).suffix)):
             found.setdefault("owner", BY_FILE)
+        if isinstance(found.get("na_values"), Mapping) and "columns" not in found:  # as frozen suites write it
+            found["columns"] = {name: {"missing": cells} for name, cells in found.pop("na_values").items()}
         return found
 
     @model_validator(mode="after")
