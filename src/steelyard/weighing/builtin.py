@@ -13,6 +13,7 @@ import numpy as np
 from steelyard.base.errors import UserError
 from steelyard.base.randomness import generator
 from steelyard.base.tallies import quotient
+from steelyard.defence.robust import factors, lengths, radius_of
 from steelyard.messages.updates import Counts, Floats
 from steelyard.weighing.criterion import CohortView, Labelled, LocalData, Needs, client_criterion, server_criterion
 from steelyard.weighing.shapley import Coalitions, Values, shapley_values
@@ -217,12 +218,13 @@ def agreement_with_sum(view: CohortView) -> Floats:
     return np.clip(cosines_with_sum(view.gram), 0.0, 1.0)
 
 
-def cosines_with_sum(gram: Floats) -> Floats:
-    """Return the cosine of each update with the sum of the others; 0 for one alone, and for one of length 0."""
-    own = np.diag(gram)
-    along = gram.sum(axis=1) - own
-    lengths = np.sqrt(own * np.maximum(gram.sum() - 2 * gram.sum(axis=1) + own, 0.0))
-    return np.divide(along, lengths, out=np.zeros_like(own), where=lengths > 1e-24)
+def cosines_with_sum(gram: Floats, weights: Floats | float = 1.0) -> Floats:
+    """Return cos(u_a, Σ_{b≠a} w_b u_b) of every client; 0 for one alone, and for an update of length 0."""
+    own, weights = np.diag(gram), np.broadcast_to(weights, len(gram))
+    whole = gram @ weights
+    squares = weights @ whole - 2 * weights * whole + weights**2 * own
+    scale = np.sqrt(np.maximum(own, 0.0) * np.maximum(squares, 0.0))
+    return np.divide(whole - weights * own, scale, out=np.zeros_like(own), where=scale > 1e-24)
 
 
 @server_criterion(
@@ -321,9 +323,8 @@ def after(sums: Floats, cosines: Floats) -> Floats:
 
 def cosines_with_others(gram: Floats) -> Floats:
     """Return the cosine of each update with the sum of the others, none of them longer than the median length."""
-    sizes = np.sqrt(np.maximum(np.diag(gram), 0.0))
-    middle = float(np.median(sizes)) if len(sizes) else 0.0
-    cut = np.minimum(1.0, quotient(middle, sizes, 1.0))
+    sizes = lengths(gram)
+    cut = factors(sizes, radius_of(sizes))
     return cosines_with_sum(gram * np.outer(cut, cut))
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from steelyard.base.tallies import quotient
+from steelyard.weighing.builtin import cosines_with_sum
 from steelyard.weighing.policy import CohortView, Floats, Measures, Memory, Needs, Policy, by_client, policy, remember
 
 WEIGHTS, COSINES, COUNTS, SCORES = "fedce/weights", "fedce/cosines", "fedce/counts", "fedce/scores"
@@ -40,7 +40,7 @@ class FedCe(Policy):
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
         known = view.memory.get(WEIGHTS, {})
         before = by_client(view.memory, WEIGHTS, view, 1.0 / (len(known) + 1))
-        similar = _without(view.gram, before)
+        similar = cosines_with_sum(view.gram, before)
         counts = by_client(view.memory, COUNTS, view, 0.0) + 1
         means = by_client(view.memory, COSINES, view, 0.0)
         means = means + (similar - means) / counts
@@ -60,16 +60,6 @@ class FedCe(Policy):
             mean, count = kept.get(client, FIRST)
             added[client] = [mean + (score - mean) / (count + 1), count + 1]
         return {SCORES: {**kept, **added}}
-
-
-def _without(gram: Floats, weights: Floats) -> Floats:
-    """Return cos(Δᵢ, Σ_{j≠i} wⱼΔⱼ) of every client; 0 where one of the two has no length."""
-    own = np.diag(gram)
-    whole = gram @ weights
-    along = whole - weights * own
-    squares = weights @ whole - 2 * weights * whole + weights**2 * own
-    lengths = np.sqrt(np.maximum(own, 0.0) * np.maximum(squares, 0.0))
-    return quotient(along, lengths, 0.0)
 
 
 def _shares(values: Floats) -> Floats:
