@@ -20,7 +20,9 @@ from steelyard.weighing.builtin import (
     SLACK,
     after,
     agreement,
+    agreement_with_sum,
     cosines_with_others,
+    cosines_with_sum,
     gain,
     kernel_divergence,
     model_divergence,
@@ -44,6 +46,17 @@ def test_agreement_is_the_mean_cosine_with_the_others() -> None:
     # An update of no length agrees with nobody, and one alone counts full.
     assert agreement(seen(np.array([[0.0, 0.0], [1.0, 0.0]]))).tolist() == [0.0, 0.0]
     assert agreement(seen(np.array([[2.0, 0.0]]))).tolist() == [1.0]
+
+
+def test_agreement_with_the_sum_of_the_others_weighs_long_updates_more() -> None:
+    # (3, 0) sees (0, 1) + (0, 0); (0, 1) sees (3, 0); an update of no length agrees with nobody.
+    updates = np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    assert agreement_with_sum(seen(updates)) == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
+    assert agreement_with_sum(seen(np.array([[2.0, 0.0]]))).tolist() == [0.0]
+    # Weighted: (1, 0) against 2 · (0, 1) + 1 · (1, 0).
+    updates = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    found = cosines_with_sum(updates @ updates.T, np.array([5.0, 2.0, 1.0]))
+    assert found == pytest.approx([1 / 5**0.5, 0.0, 5 / 29**0.5])
 
 
 def test_gain_is_what_the_loss_grows_without_the_client() -> None:

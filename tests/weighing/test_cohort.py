@@ -111,7 +111,7 @@ def test_what_the_server_looks_at_cannot_be_written() -> None:
     view = CohortView.of(given, START, WithRows(lambda _: ServerTest(np.ones(3), np.ones((3, 2)), **parts)), remembered)
     shown = view.validation
     arrays = [shown.accuracy, shown.f1, shown.errors["mape"], shown.losses, shown.by_class["recall"]]
-    assert shown.errors["mape"].tolist() == [1, 1, 1]
+    assert (shown.errors["mape"].tolist(), shown.f1.shape) == ([1, 1, 1], (3, 2))
     for array in [view.samples, view.steps, view.losses, view.divergence, view.gram, *arrays]:
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 9

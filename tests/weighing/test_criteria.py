@@ -293,6 +293,7 @@ def test_what_is_handed_over_wrongly_in_python_is_one_line(call: Callable[[], ob
 
 def test_what_is_at_a_border_is_taken() -> None:
     assert rule.order_of((1, 0), "ab") == [1, 0]
+    assert RULE.score([[1, 1]]).dtype == np.float64  # type: ignore[arg-type]
     # A function in C, whose arguments nobody can look up.
     assert client_criterion("BORDER", description="most", maximum=criterion.LARGEST_REAL)(max) is max  # type: ignore[arg-type]
 

@@ -18,6 +18,7 @@ from steelyard.weighing.order import (
     GreedyOrder,
     OnlineOrder,
     OrderState,
+    chooses,
     other_orders,
     strategy_of,
 )
@@ -129,6 +130,20 @@ def test_a_budget_cuts_the_search_short_and_then_ends_it():
     tried, decision = play(limited, OrderState(BAC, 0.60, 2), table)
     assert tried == [BAC]
     assert decision.state == OrderState(BAC, 0.55, 2)
+
+
+def test_after_one_duel_the_loser_is_no_rival_and_a_tie_asks_for_none() -> None:
+    # √(2 ln 1 / 1) is 0: what lost once has a bound of 0.
+    memory = {"duels": {"0,1": 1.0, "1,0": 1.0}, "wins": {"0,1": 1.0, "1,0": 0.0}}
+    assert BanditOrder().others(OrderState(AB, 0.5, 1, memory), 0.5, 0, 2) == ()
+    assert OnlineOrder().others(OrderState(ABC, 0.5), 0.5, 0, 1) == ()
+
+
+def test_about_half_of_the_clients_choose_and_always_the_same() -> None:
+    names = [f"client-{number}" for number in range(400)]
+    sides = [chooses(name) for name in names]
+    assert 150 < sum(sides) < 250
+    assert sides == [chooses(name) for name in names]
 
 
 @settings(max_examples=50)

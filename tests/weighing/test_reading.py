@@ -33,7 +33,7 @@ from steelyard.weighing.rule import WeighingSettings
         ),
         (
             {"policy": {"name": "feddisco"}},
-            "(the published method feddisco), from number of training samples, KL",
+            "sizes less label discrepancy (the published method feddisco), from number of training samples, KL",
             "as p",
         ),
         ({"criteria": ["own"], "bound": 2.0, "max_weight": 0.5}, "own; what clients report is cut at 2 times", "own"),
@@ -66,4 +66,5 @@ def test_the_example_is_what_the_rule_computes() -> None:
     assert [weight for _, weight in clients.values()] == pytest.approx(
         [(share + 1 / 3) / 2 for share in (10 / 19, 6 / 19, 3 / 19)]
     )
+    assert [raw for raw, _ in example(WeighingSettings(criteria=("LD",))).values()] == [[10.0], [6.0], [3.0]]
     assert not example(WeighingSettings(trained_by="server"))

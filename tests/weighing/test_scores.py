@@ -168,6 +168,7 @@ def test_a_capacity_can_be_written_in_several_ways() -> None:
         ({"A": 1.5, "B": 0.5}, ("{A,B} has 1.0", "1.5 of its part {A}")),
         ({"two_additive": {"singles": {}, "pairs": 3}}, ("'pairs'",)),
         ({"A": True}, ("'A'", "true")),
+        ({"A": "much"}, ("'A'", "'much'")),
     ],
 )
 def test_a_capacity_that_is_none_is_one_line(document: dict[str, object], parts: tuple[object, ...]) -> None:

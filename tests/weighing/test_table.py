@@ -104,6 +104,7 @@ def test_what_cannot_be_weighed_is_one_line(table: Any, rule: Any, parts: tuple[
 
 def test_another_way_of_normalising_than_the_rules_is_refused() -> None:
     assert_refused(lambda: steelyard.weigh(CLIENTS, "DS/max", "rank"), "normalise", "rank", "/max")
+    assert steelyard.weigh({"a": {"x": 1e30}}, "x").weights.tolist() == [1.0]
     assert_refused(lambda: steelyard.weigh(CLIENTS, "DS", "sum"), "normalise", "'sum'")  # type: ignore[arg-type]
 
 

@@ -135,7 +135,8 @@ def experiment(policy: str, **sections: Any) -> LearningDescription:
         ("feddisco", {"weighing": {"criteria": ["DS"]}}, ("criteria", "'feddisco'", "DS, KL")),
         ("term", {"weighing": {"normalise": "max"}}, ("normalise", "'term'")),
         ("term", {"weighing": {"trained_by": "server"}}, ("trained_by", "'term'")),
-        ("fedlaw", {"weighing": {"defence": {"rule": "median"}}}, ("defence", "'fedlaw'")),
+        ("fedlaw", {"weighing": {"defence": {"rule": "median"}}}, ("defence: given", "'fedlaw'")),
+        ("fedlaw", {"weighing": {"fit": {}}}, ("fit: given", "'fedlaw'")),
         ("q-fedavg", {"algorithm": {"name": "fedavgm"}}, ("algorithm.name", "'fedavgm'", "'q-fedavg'")),
     ],
 )

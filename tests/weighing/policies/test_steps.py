@@ -22,6 +22,7 @@ from steelyard.weighing.policies.q_fedavg import QFedAvg
 from steelyard.weighing.policies.term import Term
 from steelyard.weighing.policies.trust_mad import TrustMad
 from steelyard.weighing.policy import (
+    Policy,
     by_client,
     nearest_shares,
     needs_of,
@@ -29,6 +30,7 @@ from steelyard.weighing.policy import (
     policy_class,
     policy_criteria,
     remember,
+    softmax,
 )
 
 CHANGES = (MODELS - START).double().numpy()
@@ -51,6 +53,8 @@ def test_names_of_policies() -> None:
     assert [policy_criteria(given) for given in ({"name": "nobody"}, None)] == [None] * 2
     assert_refused(lambda: policy_class("fedawb"), "name", "'fedawb'", "weighing.plugins")
     assert_refused(lambda: policy_class(3), "name: got 3;")
+    assert Policy.model_json_schema()["additionalProperties"] is True
+    assert softmax(np.array([1000.0, 1000.0 + np.log(3)])) == pytest.approx([0.25, 0.75])
 
 
 def test_weights_stay_numbers_where_all_labels_are_even_and_where_an_update_is_nothing() -> None:
@@ -93,6 +97,10 @@ def test_fedce_takes_a_new_client_for_one_more_of_equal_weight() -> None:
     others = weights[:2] @ CHANGES[:2]
     cosine = CHANGES[2] @ others / np.linalg.norm(CHANGES[2]) / np.linalg.norm(others)
     assert view.remembered["fedce/cosines"]["c"] == pytest.approx(cosine, abs=1e-6)
+    # a sees b and the new client, which counts a third.
+    others = CHANGES[1] / 4 + CHANGES[2] / 3
+    cosine = CHANGES[0] @ others / np.linalg.norm(CHANGES[0]) / np.linalg.norm(others)
+    assert view.remembered["fedce/cosines"]["a"] == pytest.approx(cosine, abs=1e-6)
     kept = {"fedce/scores": {"a": [0.4, 2.0], "b": [0.5, 2.0]}}
     assert FedCe().after_tests(kept, {"a": 1.0}) == {"fedce/scores": {"a": [pytest.approx(0.6), 3.0], "b": [0.5, 2.0]}}
 
