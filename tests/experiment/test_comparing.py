@@ -65,6 +65,7 @@ def test_a_comparison_records_samples_and_writes_few_checkpoints():
 
 HELD_OUT = {"scheme": "iid", "clients": 4, "server": "held-out", "test": "held-out"}
 SAME_ROWS = {"data": {"source": "mnist"}, "model": {"name": "cnn-adafed"}, "partition": HELD_OUT}
+USERS = {"kind": "recommend", "interactions": {"path": "x.tsv"}}
 MEANT = {**SAME_ROWS, "partition": {**HELD_OUT, "server_report": "same"}}
 
 
@@ -76,6 +77,8 @@ MEANT = {**SAME_ROWS, "partition": {**HELD_OUT, "server_report": "same"}}
         ({**MEANT, "weighing": {"loss": {"adapt": "barron"}}}, "allowed: class-f1"),
         ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}, "rounds": {"evaluate_every": 2}}, "evaluate_every"),
         ({"partition": {"scheme": "iid", "clients": 2, "server_report": "apart"}}, "server_report: got 'apart'"),
+        ({**USERS, "weighing": {"defence": {}}}, "weighing.defence: given, but clients of this kind"),
+        ({**USERS, "privacy": {"aggregation": {"kind": "secure"}}}, "rows of single items"),
     ],
 )
 def test_what_cannot_be_weighed_honestly_is_refused_before_any_data_is_read(document, message):

@@ -242,16 +242,6 @@ def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(
     assert problem in refused("resume", part)
 
 
-def test_heads_of_two_private_runs_have_nothing_in_common(tmp_path: Path) -> None:
-    """The first record of a run that promises something begins with a secret: a head alone gives nothing away."""
-    runs = [run(build(changed(PRIVATE, rounds={"count": 1})), out=tmp_path / name) for name in "ab"]
-    (a,), (b,) = (query(run, "SELECT value FROM info WHERE key = 'salt'") for run in runs)
-    assert len(a[0]) == 64
-    assert a != b
-    first = [query(run, "SELECT head FROM chain WHERE round = 0") for run in runs]
-    assert first[0] != first[1]
-
-
 # the engine ----------------------------------------------------------------------------------------------------------
 
 DRAWING = changed(

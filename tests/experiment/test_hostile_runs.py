@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit import SMALL as KIT
-from tests.kit import assert_refused, changed
+from tests.kit import changed
 from tests.stopping import assert_a_stop_changes_nothing
 
 from steelyard.experiment.loading import build
@@ -67,11 +67,6 @@ def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
     # The number of classes is what the task can hold: no claim is above it.
     assert claims["raw_LD"].max() == 10
     assert not len(History(tmp_path / "run").failures_after())  # every claim could be true, so nobody was refused
-
-
-def test_users_have_no_defence() -> None:
-    document = {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}}
-    assert_refused(lambda: build(document), "weighing.defence", "clients of this kind")
 
 
 def test_who_was_flawed_is_stored_for_every_seed_also_by_a_resume(tmp_path: Path) -> None:

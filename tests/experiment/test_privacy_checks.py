@@ -9,7 +9,6 @@ from tests.kit import assert_refused, changed
 
 from steelyard.base.settings import validated
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.loading import build
 
 ONCE = {"clip": 1.0, "noise": 1.0}
 CENTRAL: dict[str, Any] = {"central": {**ONCE, "references": {"DS": 100.0}}}
@@ -63,11 +62,6 @@ def test_rounds_that_cannot_keep_a_promise_are_refused() -> None:
     assert_refused(
         lambda: described(NARROW, {}, many), "privacy.aggregation.bound: got 8 with bits = 16 and 20 clients"
     )
-
-
-def test_a_recommender_promises_no_hidden_updates() -> None:
-    document = {"kind": "recommend", "interactions": {"path": "ratings.csv"}, "privacy": HIDDEN}
-    assert_refused(lambda: build(document, "experiment"), "privacy.aggregation: ", "rows of single items")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 from tests.kit import SMALL, assert_refused, changed
+from tests.runs.contents import query
 from tests.warm import warm_command
 
 from steelyard.clients.flower import tasks
@@ -66,10 +67,16 @@ def test_what_promises_nothing_is_refused_before_there_is_a_folder(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_two_runs_of_one_seed_draw_other_cohorts_and_other_noise(tmp_path: Path) -> None:
-    accuracies = [History(run(described(), out=tmp_path / name)).rounds["accuracy"].tolist() for name in ("a", "b")]
-    assert accuracies[0][0] == accuracies[1][0]
-    assert accuracies[0][1:] != accuracies[1][1:]
+def test_two_runs_of_one_seed_draw_other_cohorts_other_noise_and_other_salts(tmp_path: Path) -> None:
+    """The first record of a run that promises something begins with a secret: a head alone gives nothing away."""
+    a, b = (History(run(described(), out=tmp_path / name)) for name in "ab")
+    ones, others = (history.rounds["accuracy"].tolist() for history in (a, b))
+    assert ones[0] == others[0]
+    assert ones[1:] != others[1:]
+    assert len(str(a.facts.salt)) == 64
+    assert a.facts.salt != b.facts.salt
+    first = [query(history.folder, "SELECT head FROM chain WHERE round = 0") for history in (a, b)]
+    assert first[0] != first[1]
 
 
 def test_criteria_are_told_by_chance(tmp_path: Path) -> None:

@@ -7,14 +7,6 @@ from pathlib import Path
 import pytest
 
 from steelyard.api import Experiment
-from steelyard.learning.settings import BUILT_IN
-
-
-def test_the_authors_network_is_an_option_of_the_same_size() -> None:
-    experiment = Experiment.load("mnist-noniid", ["model.name=cnn-mnist-authors", "rounds.reach=above"])
-    sizes = {model.name: model.parameters for model in BUILT_IN}
-    assert sizes[experiment.model.name] == sizes["cnn-mnist"] == 1_663_370
-    assert experiment.rounds.above
 
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
