@@ -19,7 +19,6 @@ from torch import nn
 from steelyard.base import files
 from steelyard.base.errors import UserError, brief, first_names, own_folder, path_of, printable, told_as
 from steelyard.base.settings import validated
-from steelyard.data.preparation import Preparation
 from steelyard.experiment.loading import FOLDER as CODE
 from steelyard.experiment.loading import Ask, refuse
 from steelyard.learning.models import build
@@ -30,19 +29,17 @@ from steelyard.proof.signing import model_digest
 from steelyard.runs.checkpoint import content_tensors, tensors_content
 
 if TYPE_CHECKING:
-    import pandas
-
-    from steelyard.models.testing import Tested
+    from steelyard.models.document import Tested
+    from steelyard.models.testing import Labels
 
 DOCUMENT, WEIGHTS, CARD = "model.json", "model.safetensors", "card.md"
-WEIGHTS_ALONE = "its run knows neither the network nor what rows go through"
 DocumentT = TypeVar("DocumentT", ModelDocument, RecommenderDocument)
 LONGEST = 20_000_000
 """Bytes of a model.json that are looked at; none of ours comes near."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model:
+class Model(Predictor):
     """A model that was taken from a run, with the preparation of its rows; it predicts, is tested, and is saved.
 
     >>> model = steelyard.Result("runs/mine").model()
@@ -52,43 +49,22 @@ class Model:
         UserError: rows are not such as the model takes, or a folder holds no whole model.
     """
 
-    document: ModelDocument
-    network: nn.Module
-    """The network with its weights, as plain torch: `model.network.state_dict()`; that alone where the run of another
-    framework's app does not say how the network is built."""
     card: str
     """Where it is from and what it is for, in Markdown."""
     code: bytes = b""
     """The file that builds a network of the user's own."""
 
-    @property
-    def preparation(self) -> Preparation:
-        """What rows go through before the network sees them; refused where nobody told."""
-        if self.document.preparation is None:
-            raise UserError(f"{self!r}: {WEIGHTS_ALONE}; allowed: the weights in a network of your own")
-        return self.document.preparation
-
-    def predict(self, rows: Given, *, site: str | None = None) -> pandas.DataFrame:
-        """Return what the model says of each row; what is wrong with the rows is logged, and in `attrs["notes"]`.
-
-        `rows` are a data frame, an array [rows, ...], a list of texts, or paths of tables, of images or of arrays.
-        `site` names a site that trained, by whose numbers a table is scaled.
-
-            >>> model.predict(pandas.read_csv("patients.csv"))
-        """
-        return self._predictor.predict(rows, site)
-
-    def test(self, rows: Given, label: str | None = None, *, by: str | None = None, site: str | None = None) -> Tested:
+    def test(self, rows: Given, label: Labels = None, *, by: str | None = None, site: str | None = None) -> Tested:
         """Return the run's measures on new rows with their intervals, of all and by the column `by`.
 
-        `label` is the column of what is to be predicted; default: as in training.
+        `label` is the column of what is to be predicted, or that itself for each row; default: as in training.
 
             >>> model.test(pandas.read_csv("held.csv"), "ill").groups[0].figures
         """
         # For speed of start: predictions need no measures.
         from steelyard.models.testing import measured
 
-        return measured(self._predictor, rows, label, by=by, site=site)
+        return measured(self, rows, label, by=by, site=site)
 
     @property
     def use(self) -> str:
@@ -96,11 +72,6 @@ class Model:
         if self.document.preparation is None:
             return f"load {{}}/{WEIGHTS} into the network of your app"
         return "steelyard predict {} FILE --out predictions.csv"
-
-    @property
-    def _predictor(self) -> Predictor:
-        origin = self.document.origin
-        return Predictor(self.preparation, self.network, origin.measure, origin.threshold)
 
     def save(self, out: Path | str) -> Path:
         """Write the model into a folder of its own, which must not hold anything yet, and return it."""

@@ -29,6 +29,7 @@ from steelyard.data.sources.npz import read_arrays
 from steelyard.data.sources.source import BY_FILE, is_pattern
 from steelyard.data.tables import Table, read_tables, read_text, tidy
 from steelyard.learning.evaluation import predictions
+from steelyard.models.document import ModelDocument
 
 if TYPE_CHECKING:
     import pandas
@@ -55,31 +56,45 @@ class Predicted(Document):
     """What of the rows is not as it was in training."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictor:
-    """A network with the preparation of its rows."""
+    """A network with what its document says of its rows."""
 
-    preparation: Preparation
+    document: ModelDocument
     network: nn.Module
-    measure: str | None = None
-    """The measure that leads, by its name in `MEASURES`, where the run chose one."""
-    threshold: float = 0.5
-    """Above this probability the second of two classes is predicted."""
+    """The network with its weights, as plain torch: `model.network.state_dict()`; that alone where the run of another
+    framework's app does not say how the network is built."""
 
-    def predict(self, given: Given, site: str | None = None) -> pandas.DataFrame:
-        """Return a row of predictions for each row that is given."""
+    @property
+    def preparation(self) -> Preparation:
+        """What rows go through before the network sees them; refused where nobody told."""
+        if self.document.preparation is None:
+            raise UserError(
+                f"{self!r}: its run knows neither the network nor what rows go through; allowed: the weights in a "
+                "network of your own"
+            )
+        return self.document.preparation
+
+    def predict(self, rows: Given, *, site: str | None = None) -> pandas.DataFrame:
+        """Return what the model says of each row; what is wrong with the rows is logged, and in `attrs["notes"]`.
+
+        `rows` are a data frame, an array [rows, ...], a list of texts, or paths of tables, of images or of arrays.
+        `site` names a site that trained, by whose numbers a table is scaled.
+
+            >>> model.predict(pandas.read_csv("patients.csv"))
+        """
         import pandas
 
-        rows = self.read(given, site)
-        for note in rows.notes:
+        read = self.read(rows, site)
+        for note in read.notes:
             _log.warning(note)
-        first: dict[str, Any] = {ROW: np.arange(1, len(rows.features) + 1)}
-        if rows.names:
-            first = {IMAGE: list(rows.names)}
-        elif rows.table is not None and BY_FILE in rows.table.added:
-            first = {BY_FILE: rows.table.frame[BY_FILE].to_numpy(), **first}
-        frame = pandas.DataFrame({**first, **self.columns(self.outputs(rows.features))})
-        frame.attrs["notes"] = list(rows.notes)
+        first: dict[str, Any] = {ROW: np.arange(1, len(read.features) + 1)}
+        if read.names:
+            first = {IMAGE: list(read.names)}
+        elif read.table is not None and BY_FILE in read.table.added:
+            first = {BY_FILE: read.table.frame[BY_FILE].to_numpy(), **first}
+        frame = pandas.DataFrame({**first, **self.columns(self.outputs(read.features))})
+        frame.attrs["notes"] = list(read.notes)
         return frame
 
     def read(self, given: Given, site: str | None = None) -> NewRows:
@@ -143,7 +158,11 @@ class Predictor:
             return {f"share_{name}": (masks == place).float().mean(1).numpy() for place, name in enumerate(names)}
         single = outputs.shape[1] == 1
         shares = torch.cat([1 - outputs.sigmoid(), outputs.sigmoid()], 1) if single else outputs.softmax(1)
-        numbers = predictions(outputs, len(names)) if len(names) != 2 else (shares[:, 1] > self.threshold).long()
+        numbers = (
+            predictions(outputs, len(names))
+            if len(names) != 2
+            else (shares[:, 1] > self.document.origin.threshold).long()
+        )
         found = np.array(names)[numbers.numpy()]
         return {"class": found, **{f"p_{name}": shares[:, place].numpy() for place, name in enumerate(names)}}
 

@@ -7,7 +7,7 @@ part it holds, or for a newcomer whose items are given: her vectors are then tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +74,6 @@ class Recommender:
     """The shared table, and what else the document says of."""
     card: str
     """Where it is from and what it holds, in Markdown."""
-    _made: dict[str, Listing] = field(default_factory=dict[str, Listing])
 
     def list(self, user: str = "", cutoff: int = 10, *, rows: Path | str | None = None) -> RecommendedList:
         """Return a user's list of items that she does not have; `rows` is a file with the items that she has.

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 import torch
-from torch import nn
 
 from steelyard import __version__
 from steelyard.adapters.arrays import Layout as ArrayLayout
@@ -44,7 +43,6 @@ from steelyard.models.folder import (
     weights_alone,
 )
 from steelyard.models.personal import Own, of_client, of_newcomer
-from steelyard.models.predicting import Predictor
 from steelyard.models.recommender import TABLE, Recommender, of_run
 from steelyard.proof.signing import model_digest
 from steelyard.report.recommender import open_run
@@ -180,7 +178,7 @@ class _Taken:
             ask(str(folder), code)
         if not whole:
             algorithm = (experiment.rules()[self.found["rule"]].algorithm or experiment.algorithm).made()
-            base = Predictor(prepared, network_of(folder, settings, prepared, self.seed, parameters))
+            base = model_of(folder, self._origin(kept, []), settings, prepared, parameters)
             given = (algorithm, base, parameters.to(torch.float32))
             if client is not None:
                 own = of_client(*given, self.federation, kept.beside, client)
@@ -306,43 +304,30 @@ class _Taken:
         )
 
 
-def network_of(
-    where: Path, settings: ModelSettings, prepared: Preparation, seed: int, parameters: torch.Tensor
-) -> nn.Module:
-    """Return the network that the settings describe, with these parameters."""
-    pixels, outputs = prepared.target.task == "segmentation", len(prepared.target.names)
-    network = build(settings, prepared.shape, outputs, seed, pixels=pixels)
+def model_of(
+    where: Path, origin: Origin, settings: ModelSettings, prepared: Preparation, parameters: torch.Tensor
+) -> Model:
+    """Return a model without its card: the network that the settings describe, with these parameters."""
+    target = prepared.target
+    pixels, outputs = target.task == "segmentation", len(target.names)
+    network = build(settings, prepared.shape, outputs, origin.seed, pixels=pixels)
     layout = Layout.of(network)
     if layout.size != len(parameters):
         raise UserError(
             f"{where}: got a model of {len(parameters)} numbers; expected {layout.size}, as its network has"
         )
     layout.write(network, parameters.to(torch.float32))
-    return network.eval()
-
-
-def model_of(
-    where: Path, origin: Origin, settings: ModelSettings, prepared: Preparation, parameters: torch.Tensor
-) -> Model:
-    """Return a model without its card: the network that the settings describe, with these parameters."""
-    network = network_of(where, settings, prepared, origin.seed, parameters)
     fields, code, held = _network(settings)
-    vector, target = [slot.name for slot in Layout.of(network).slots], prepared.target
+    vector = [slot.name for slot in layout.slots]
     document = ModelDocument(
         origin=origin,
-        network=Network(
-            settings=fields,
-            outputs=len(target.names),
-            pixels=target.task == "segmentation",
-            seed=origin.seed,
-            vector=vector,
-        ),
+        network=Network(settings=fields, outputs=outputs, pixels=pixels, seed=origin.seed, vector=vector),
         preparation=prepared,
         weights=held_of(b""),
         card=held_of(b""),
         code=held,
     )
-    return Model(document, network, "", code)
+    return Model(document, network.eval(), "", code)
 
 
 def _network(settings: ModelSettings) -> tuple[dict[str, Any], bytes, CodeFile | None]:

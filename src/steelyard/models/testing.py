@@ -48,8 +48,8 @@ _FIRST = ("accuracy", "rmse", "c_index", "dice", "macro_f1")
 
 
 def _group(name: str, predictor: Predictor, outputs: torch.Tensor, labels: torch.Tensor) -> Group:
-    figures, errors = _figures(predictor.preparation.target, outputs, labels, predictor.threshold)
-    lead = [measure for measure in (predictor.measure, *_FIRST) if measure in figures]
+    figures, errors = _figures(predictor.preparation.target, outputs, labels, predictor.document.origin.threshold)
+    lead = [measure for measure in (predictor.document.origin.measure, *_FIRST) if measure in figures]
     found = [
         Figure.of(short, figures[short], len(labels), errors.get(short)) for short in dict.fromkeys([*lead, *figures])
     ]
