@@ -18,14 +18,14 @@ from steelyard.base.settings import parse
 from steelyard.clients.protocol import RemainingClients
 from steelyard.clients.ranks.group import current
 from steelyard.experiment.description import Description
-from steelyard.experiment.guarantees import private_rounds
+from steelyard.experiment.guarantees import guarantee_notes, private_rounds
 from steelyard.experiment.loading import FOLDER as CODE
 from steelyard.experiment.loading import RUN_FILE, Ask, own_text, read_experiment
 from steelyard.experiment.resuming import (
-    begun_with,
     changed_data,
     changed_experiment,
     check_rules,
+    code_files_of,
     flat_fields,
 )
 from steelyard.messages.updates import LossState
@@ -38,7 +38,7 @@ from steelyard.runs.history import History
 from steelyard.runs.joining import join_rounds, set_up
 from steelyard.tracking import check as check_tracker
 from steelyard.weighing.order import strategy_of
-from steelyard.weighing.rule import Rule, unlimited
+from steelyard.weighing.rule import Rule, trust_warnings, unlimited
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
@@ -196,10 +196,32 @@ class Parts:
     def seeds(self) -> list[int]:
         return list(dict.fromkeys(federation.seed for federation in self.federations))
 
-    def begun(self, folder: Path) -> RunFacts:
-        """Return what a run notes of its experiment and its data when it begins, as they are now."""
-        private = self.experiment.privacy is not None
-        return begun_with(folder, own_text(folder / RUN_FILE), self.clients, self.seeds, private=private)
+    def begun(self, folder: Path, text: str) -> RunFacts:
+        """Return what a run notes when it begins: for a resume to tell whether it is still so, and for its model.
+
+        `text` is its experiment file. Clients are asked for all seeds, so that what cannot be shared out shows before
+        there is a folder. A run that promises its clients privacy notes nothing of single rows and sites.
+        """
+        prints: dict[str, dict[str, str]] = {}
+        prepared: dict[str, str] = {}
+        for seed in self.seeds:
+            self.clients.names(seed)
+            if found := self.clients.fingerprint(seed):
+                prints[str(seed)] = dict(found)
+            if (preparation := self.clients.preparation(seed)) is not None:
+                shown = preparation if self.experiment.privacy is None else preparation.without_rows()
+                prepared[str(seed)] = shown.model_dump_json(exclude_defaults=True)
+        return RunFacts(experiment_text=text, code_files=code_files_of(folder), data=prints, preparations=prepared)
+
+    def noted(self) -> RunFacts:
+        """Return what a reader of the run should know: how clients work, and what in the rules is open to lies."""
+        facts, privacy = RunFacts.read(self.clients.describe()), self.experiment.privacy
+        rules = [federation.rule for federation in self.federations]
+        notes = [facts.notes, *trust_warnings(rules)]
+        if privacy is not None:
+            notes += guarantee_notes(privacy, [name for rule in rules for name in rule.names])
+        text = "; ".join(note for note in notes if note)
+        return facts.also(RunFacts(notes=text)) if text else facts
 
 
 def assembled(
@@ -254,7 +276,7 @@ def as_begun(
     clients, server = assembled(experiment, dataset, assemble)
     with closing(clients):
         parts = Parts.of(experiment, clients, server, federations, part)
-        changes += changed_data(history, parts.begun(folder), accept=accept)
+        changes += changed_data(history, parts.begun(folder, own_text(folder / RUN_FILE)), accept=accept)
         yield parts, changes
 
 

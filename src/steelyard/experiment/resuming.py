@@ -20,61 +20,20 @@ from steelyard.base.marks import DataFile, marked
 from steelyard.base.processor import DECIDES, KERNELS, MACHINE, THREADS, TORCH, made_by
 from steelyard.base.settings import parse
 from steelyard.clients.ranks.group import rank_count
-from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.experiment.loading import FOLDER, RUN_FILE, digest, own_text, read_experiment
-from steelyard.privacy.settings import PrivacySettings
 from steelyard.proof.signing import head_key
-from steelyard.rounds.progress import weighed_one
-from steelyard.rounds.state import Federation, RoundRecord, Snapshot, States
+from steelyard.rounds.state import Federation, States
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.history import History
 from steelyard.runs.store import Store
-from steelyard.weighing.rule import trust_warnings
 
 if TYPE_CHECKING:
-    from steelyard.clients.protocol import Clients, Server
+    from steelyard.clients.protocol import Server
 
 
 _log = logger(__name__)
 
 _LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
-
-
-def run_facts(federations: Sequence[Federation], clients: Clients, privacy: PrivacySettings | None = None) -> RunFacts:
-    """Return what a reader of the run should know: how the clients work, and what in the rules is open to lies."""
-    facts = RunFacts.read(clients.describe())
-    rules = [federation.rule for federation in federations]
-    notes = [facts.notes, *trust_warnings(rules)]
-    if privacy is not None:
-        notes += guarantee_notes(privacy, [name for rule in rules for name in rule.names])
-    text = "; ".join(note for note in notes if note)
-    return facts.also(RunFacts(notes=text)) if text else facts
-
-
-class RunRecorder:
-    """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same.
-
-    It says, once, that a round weighed one client: such rounds look like any other, and compare nothing.
-    """
-
-    def __init__(
-        self, store: Store, federations: Sequence[Federation], clients: Clients, privacy: PrivacySettings | None = None
-    ) -> None:
-        self._store, self._federations, self._clients, self._privacy = store, federations, clients, privacy
-        self._noted = self._warned = False
-
-    def commit(
-        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
-    ) -> None:
-        # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
-        if round > 0 and (not self._noted or self._clients.notes is not None):
-            self._store.note(run_facts(self._federations, self._clients, self._privacy))
-            self._noted = True
-        self._store.commit(round, records, states, snapshot, last=last)
-        single = next((r for r in records if r.updates and len(r.updates.clients) == 1 and not r.kept_old), None)
-        if single is not None and not self._warned:
-            _log.warning(weighed_one(single.federation, round))
-            self._warned = True
 
 
 def why(error: BaseException) -> str:
@@ -106,25 +65,7 @@ def _libraries() -> dict[str, str]:
 _SHOWN = 3
 
 
-def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int], *, private: bool) -> RunFacts:
-    """Return what a run notes when it begins: for a resume to tell whether it is still so, and for who takes its model.
-
-    Clients are asked for all seeds, so that what cannot be shared out shows before there is a folder. `private`: the
-    run promises its clients privacy, so that nothing is noted of single rows and sites.
-    """
-    prints: dict[str, dict[str, str]] = {}
-    prepared: dict[str, str] = {}
-    for seed in dict.fromkeys(seeds):
-        clients.names(seed)
-        if found := clients.fingerprint(seed):
-            prints[str(seed)] = dict(found)
-        if (preparation := clients.preparation(seed)) is not None:
-            shown = preparation.without_rows() if private else preparation
-            prepared[str(seed)] = shown.model_dump_json(exclude_defaults=True)
-    return RunFacts(experiment_text=text, code_files=_code_files(folder), data=prints, preparations=prepared)
-
-
-def _code_files(folder: Path) -> dict[str, str]:
+def code_files_of(folder: Path) -> dict[str, str]:
     """Return the SHA-256, shortened, of each file of code that a run keeps."""
     kept = [name for name in files.names_in(folder / FOLDER) if name.endswith(".py")]
     return {f"{FOLDER}/{name}": digest(folder / FOLDER / name) for name in kept}
@@ -143,7 +84,7 @@ def changed_experiment(folder: Path, facts: RunFacts, *, accept: bool) -> list[s
         )
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changes = [f"{name}: {_shown(before, name)} when the run began, {_shown(now, name)} now" for name in names]
-    code, kept = facts.code_files, _code_files(folder)
+    code, kept = facts.code_files, code_files_of(folder)
     changes += [
         f"{name}: not as it was when the run began" for name in {**code, **kept} if code.get(name) != kept.get(name)
     ]
@@ -187,7 +128,7 @@ def accept_experiment(folder: Path) -> None:
     if changes:
         with closing(Store(folder, signer=head_key())) as store:
             text = own_text(folder / RUN_FILE)
-            store.accept(changes, RunFacts(experiment_text=text, code_files=_code_files(folder)))
+            store.accept(changes, RunFacts(experiment_text=text, code_files=code_files_of(folder)))
             if any(change.startswith("data.") for change in changes):
                 store.note(RunFacts(preparations={}))  # Nobody asks the nodes again what their rows go through.
 

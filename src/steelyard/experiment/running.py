@@ -29,16 +29,13 @@ from steelyard.experiment.data_check import DataCheck, looked_at, said
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
 from steelyard.experiment.loading import FOLDER as CODE
-from steelyard.experiment.loading import RUN_FILE, Ask, build, new_folder, read_experiment, run_file
+from steelyard.experiment.loading import RUN_FILE, Ask, build, new_folder, own_text, read_experiment, run_file
 from steelyard.experiment.parts import Assembly, Part, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.resuming import (
-    RunRecorder,
     also_made_by,
-    begun_with,
     changed_experiment,
     changed_versions,
     check_models,
-    run_facts,
     versions,
     why,
 )
@@ -48,7 +45,7 @@ from steelyard.proof.signing import head_key
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.plan import cohort_size
 from steelyard.rounds.private import NO_GUARANTEE
-from steelyard.rounds.progress import show_progress
+from steelyard.rounds.progress import show_progress, weighed_one
 from steelyard.runs.facts import RUN, RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
@@ -61,7 +58,7 @@ from steelyard.weighing.rule import trusted
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.rounds.state import RoundState
+    from steelyard.rounds.state import RoundRecord, RoundState, Snapshot, States
 
 
 _log = logger(__name__)
@@ -117,8 +114,7 @@ def run(
             facts = facts.also(RunFacts(findings=looked.findings, drift=looked.drift))
         if clients.findings:
             facts = facts.also(RunFacts(findings=list(clients.findings)))
-        private = experiment.privacy is not None
-        facts = facts.also(begun_with(folder, text, clients, parts.seeds, private=private))
+        facts = facts.also(parts.begun(folder, text))
         set_up(folder, {RUN_FILE: text}, facts, federations, made)
         store = _open(folder, experiment, simulated=assemble is None)
         try:
@@ -250,7 +246,7 @@ def resume(
             _log.warning(line)
         with closing(_open(folder, parts.experiment, simulated=assemble is None)) as store:
             if changes:
-                store.accept(changes, parts.begun(folder))
+                store.accept(changes, parts.begun(folder, own_text(folder / RUN_FILE)))
             store.note(also_made_by(history))
             return _go(parts, folder, store, progress, accept=accept_changes)
 
@@ -297,7 +293,7 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
     for line in ends:
         _log.warning(line)
     clients.hand_out()
-    store.finish(run_facts(federations, clients, experiment.privacy))
+    store.finish(parts.noted())
     tracked.end(finished=True)
     return folder
 
@@ -316,7 +312,7 @@ def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[d
         clients.prove_by(store.sealed)
     if parts.private is not None:
         parts.private.ledger = store.ledger = open_ledger(folder, begun=restored.round > 0)
-    tracked = Tracked(RunRecorder(store, federations, clients, experiment.privacy), experiment.tracking)
+    tracked = Tracked(_Recorder(store, parts), experiment.tracking)
     _note_begun(store, parts)
     for seed in parts.seeds:
         # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
@@ -330,6 +326,30 @@ def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[d
     if known is not None:
         store.note(RunFacts(tracked_as=known))
     return restored.states, tracked
+
+
+class _Recorder:
+    """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same.
+
+    It says, once, that a round weighed one client: such rounds look like any other, and compare nothing.
+    """
+
+    def __init__(self, store: Store, parts: Parts) -> None:
+        self._store, self._parts = store, parts
+        self._noted = self._warned = False
+
+    def commit(
+        self, round: int, records: Sequence[RoundRecord], states: States, snapshot: Snapshot, *, last: bool
+    ) -> None:
+        # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
+        if round > 0 and (not self._noted or self._parts.clients.notes is not None):
+            self._store.note(self._parts.noted())
+            self._noted = True
+        self._store.commit(round, records, states, snapshot, last=last)
+        single = next((r for r in records if r.updates and len(r.updates.clients) == 1 and not r.kept_old), None)
+        if single is not None and not self._warned:
+            _log.warning(weighed_one(single.federation, round))
+            self._warned = True
 
 
 def _note_begun(store: Store, parts: Parts) -> None:
