@@ -90,7 +90,6 @@ class Clients(Protocol):
 
     def close(self) -> None:
         """Let go of devices and connections."""
-        ...
 
 
 class WrappedClients(Clients):
