@@ -8,7 +8,6 @@ import pytest
 
 from steelyard.api import Experiment
 
-
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SHORT = ("rounds.count=2", "training.epochs=1", "compute.device=cpu", "compute.engine=stacked", "model.name=logistic")
 FEW = ("partition.clients=12", "rounds.fraction=0.3")
