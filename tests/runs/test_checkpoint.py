@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,12 @@ def test_unpack_is_the_inverse_of_pack(states: dict[str, RoundState], kept: dict
         assert type(found[name].orders.order) is tuple
     assert back.keys() == kept.keys()
     assert all(back[name] is kept[name] for name in kept)
+
+
+def test_terabytes_of_nothing_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 42)
+    assert_refused(lambda: read_tensors(tmp_path / "sparse"), tmp_path / "sparse", "it begins with no length")
 
 
 @settings(max_examples=30)

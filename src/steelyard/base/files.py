@@ -161,12 +161,12 @@ def _open(path: Path, flags: int, *, alone: bool = False) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=handle)
 
 
-def read_bytes(path: Path, longest: int | None = None) -> bytes:
-    """Return what a file holds; one that is longer than `longest` bytes is refused before it is read."""
+def read_bytes(path: Path, longest: int | None = None, first: int = -1) -> bytes:
+    """Return what a file holds, or its first bytes; one of more than `longest` bytes is refused before it is read."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         if longest is not None and os.fstat(file.fileno()).st_size > longest:
             raise UserError(f"{path}: longer than {longest} bytes; allowed: the file as the run wrote it")
-        return file.read()
+        return file.read(first)
 
 
 def open_to_append(path: Path) -> BinaryIO:

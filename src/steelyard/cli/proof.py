@@ -46,11 +46,12 @@ def verify(
     """Check that a run's folder is what its run wrote; ends with 0 (whole), 1 (changed) or 2 (cannot be checked)."""
     from steelyard.report.verification import verify as look
 
-    found = look(folder, keys, head, prefix)
-    if model is not None:
-        from steelyard.models.taking import look_at_model
+    with watching(not quiet()), doing("checking the run"):
+        found = look(folder, keys, head, prefix)
+        if model is not None:
+            from steelyard.models.taking import look_at_model
 
-        look_at_model(model, folder, found.found)
+            look_at_model(model, folder, found.found)
     emit(found.document(), format, [Copied(line) for line in found.lines()])
     raise typer.Exit(found.code)
 
@@ -83,7 +84,8 @@ def record(
     if (out is None) == (check is None):
         raise UserError("--out, --check: give one of them, the file to write or the one to check")
     tested = attacks or (folder.absolute().parent if Attack.is_in(folder.absolute().parent) else None)
-    document = made(folder, keys, rule, None if tested is None else Attack.read(tested).answer(tested).lines_on)
+    with watching(not quiet()), doing("checking the run"):
+        document = made(folder, keys, rule, None if tested is None else Attack.read(tested).answer(tested).lines_on)
     differs = check is not None and page_differs(check, document)
     if out is not None:
         write_record(document, out, replace=force)

@@ -313,6 +313,8 @@ def checksum(content: bytes, states: str) -> str:
 def read_content(path: Path, longest: int | None = None) -> bytes:
     """Return the bytes of a checkpoint's file; one that cannot be read, or is longer, is named in the error."""
     try:
+        if not any(files.read_bytes(path, longest, first=8)):
+            raise ValueError("it begins with no length")  # as do gigabytes of nothing, which nobody should wait for
         return files.read_bytes(path, longest)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = getattr(error, "strerror", None) or error
