@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard.adapters.recorder import ClientTest, Recorder
-from steelyard.base.errors import UserError, brief, listed, one_line, own_folder
+from steelyard.base.errors import UserError, brief, empty_folder, listed, one_line
 from steelyard.base.files import csv_rows
 from steelyard.base.logs import logger
 from steelyard.base.settings import LARGEST_REAL
 from steelyard.experiment.loading import FILE
 from steelyard.messages.updates import MOST_SAMPLES
-from steelyard.runs.database import exists
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.table import check_columns, column_criterion, number, read_words, weigh
 
@@ -53,9 +52,7 @@ def import_file(path: Path, out: Path, by: str | None = None) -> int:
     where known `weight`, `reason` (why the client was left out), `samples`, `accuracy` and `loss` (its test of the
     new model). Without weights, the rule `by` weighs the clients.
     """
-    folder = own_folder(out, "--out")
-    if exists(folder):
-        raise UserError(f"--out: {folder} holds a run already; allowed: a new folder")
+    folder = empty_folder(out, "--out")
     columns, rounds = _read(path)
     criteria = [name for name in columns if name not in _OWN]
     if not criteria:

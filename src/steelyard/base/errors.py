@@ -6,7 +6,7 @@ import difflib
 import os
 import signal
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -155,6 +155,18 @@ def own_folder(folder: Path, option: str) -> Path:
         # An empty name is the same path as ".".
         raise UserError(f"{option}: got nothing or the working folder; allowed: a folder of its own")
     return writable(folder, option)
+
+
+def empty_folder(folder: Path, option: str, keeps: Collection[str] = (), allowed: str = "a new folder") -> Path:
+    """Return a folder of its own that is not there yet, or holds nothing but what it `keeps`.
+
+    Use it where a command fills a folder, so that nothing of the user's is mixed with what it writes, or written over.
+    """
+    own_folder(folder, option)
+    with told_as(f"{option}: {brief(str(folder))} cannot be read", allowed):
+        if folder.exists() and any(entry.name not in keeps for entry in folder.iterdir()):
+            raise UserError(f"{option}: {folder} is not empty; allowed: {allowed}")
+    return folder
 
 
 def new_file(path: Path, option: str = "--out") -> None:

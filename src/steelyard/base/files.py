@@ -22,6 +22,8 @@ from steelyard.base.errors import UserError
 DATABASE, BESIDE = "run.sqlite", ("-wal", "-shm", "-journal")
 """A run's database, and the endings of what SQLite keeps beside it while it is written."""
 RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "report.html"
+SET_UP = ".setup"
+"""Folder in which a run is put together; what is in it is no run yet."""
 """Other files of a run: its resolved experiment, its privacy ledger, what its writer holds, its report."""
 CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "export", "figures", "flower", "updates"
 """Folders of a run."""

@@ -70,8 +70,8 @@ def plan_budget(
     lines = (
         f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)",
         f"{rounds:,} rounds with {cohorts}, delta {delta:g}",
-        f"  epsilon {found.epsilon:.4f}",
-        f"  epsilon {found.epsilon_after_first:.4f} after one round",
+        f"  epsilon {found.epsilon:.4g}",
+        f"  epsilon {found.epsilon_after_first:.4g} after one round",
     )
     emit({name: value for name, value in asdict(found).items() if value is not None}, format, lines)
 

@@ -263,6 +263,8 @@ def join(
 
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"join: {twice} is given twice; allowed: each part once")
+        if inside := next((folder for folder in folders if folder.resolve() in out.resolve().parents), None):
+            raise UserError(f"--out: {out} lies in the part {inside}; allowed: a folder of its own")
         studies = {folder: study_in(folder) for folder in folders}
         first = studies[folders[0]]
         if other := next((folder for folder, study in studies.items() if type(study) is not type(first)), None):

@@ -278,7 +278,9 @@ def runs_table(found: Sequence[Glance]) -> Table:
 
 
 def nothing(folder: Path) -> str:
-    """Return what to say where there is no run yet."""
+    """Return what to say where there is no run yet, or one whose database is gone."""
+    if files.is_file(folder / files.RUN_FILE):
+        return f"{folder}: not a run folder: it has {files.RUN_FILE} but no database"
     return f"no run in {folder} yet; start one: steelyard run quickstart --out {folder}/first"
 
 

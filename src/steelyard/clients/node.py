@@ -177,6 +177,8 @@ class NodeConfig(Terms):
     def _makes_sense(self) -> Self:
         if self.client is not None and self.clients:
             raise ValueError("client: got both client and clients; allowed: one of the two")
+        if twice := [name for name in self.clients if self.clients.count(name) > 1]:
+            raise ValueError(f"clients: got {twice[0]} twice; allowed: each client once")
         if (self.partition_id, self.num_partitions) != (None, None) and self.part is None:
             raise ValueError(
                 f"partition-id: got {self.partition_id} of num-partitions {self.num_partitions}; allowed: whole "

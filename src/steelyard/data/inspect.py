@@ -331,6 +331,8 @@ def _input_lines(columns: Sequence[Column]) -> list[str]:
     if holes:
         worst = few([f"{shown(column.name)} {column.empty:.0%}" for column in holes])
         lines.append(f"empty cells: {sum(column.empty for column in inputs) / len(inputs):.1%}, most in {worst}")
+    if taken := [f"{shown(column.name)} {few(column.words)}" for column in inputs if column.words]:
+        lines.append(f"taken as empty: {'; '.join(taken)}")
     left = [column for column in columns if column.kind not in ("number", "category")]
     return [*lines, f"left out: {'; '.join(_why(left))}"] if left else lines
 

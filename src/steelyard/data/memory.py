@@ -69,6 +69,8 @@ def in_memory(
             of data is not known.
     """
     expect("in_memory: tokens", tokens, bool, "true or false")
+    if hasattr(features, "toarray"):
+        raise UserError(f"{name}: features is a sparse matrix; expected an array: features.toarray()")
     _check_options(name, label, owner, marks, classes, task, ignore)
     found: Columns | None = None
     frame: Any = None
@@ -278,12 +280,13 @@ def from_items(data: Any, label: str | None, owner: str | None, name: str) -> Co
             f"{name}: got {type(data).__name__} and no labels; expected arrays with labels, a frame with label=, or a "
             "data set with a length and items of (sample, label)"
         )
+    rows: list[Any] = []
     try:
-        rows = [data[row] for row in range(len(data))]
-    except (TypeError, RuntimeError) as problem:
-        raise UserError(
-            f"{name}: cannot be gone through item by item ({problem}); expected a data set of items"
-        ) from None
+        rows.extend(data[row] for row in range(len(data)))
+    except Exception as problem:
+        # Whatever it raises, it is the user's own: one that holds fewer items than its length among them.
+        why = f"{type(problem).__name__}: {problem}"
+        raise UserError(f"{name}: item {len(rows)} cannot be read ({why}); expected items up to its length") from None
     if not rows:
         raise UserError(f"{name}: got no rows; expected at least one")
     if isinstance(rows[0], Mapping):

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import tomli_w
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, listed, nearest, own_folder, told_as, writable
+from steelyard.base.errors import UserError, brief, empty_folder, listed, nearest, told_as, writable
 from steelyard.base.files import RUN_FILE as RUN_FILE
+from steelyard.base.files import SET_UP
 from steelyard.base.marks import Code, DataFile, MarkT, marked
 from steelyard.base.settings import PrintedName, change, parse, validated
 from steelyard.base.usercode import SHIPPED, app_is_loaded
@@ -229,10 +230,12 @@ def new_folder(experiment: Description, out: str | Path | None) -> Path:
     """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
     if out is None:
         return unnamed_folder(experiment, experiment.name)
-    folder = own_folder(Path(out), "--out")
+    folder = Path(out)
     if exists(folder):
         raise UserError(f"--out: {folder} holds a run already; allowed: a new folder, or `steelyard resume {folder}`")
-    return folder
+    # What a set-up that was killed has left is replaced; with its lock the experiment's file is of the run, too.
+    left = (files.LOCK, SET_UP, FOLDER, files.UPDATES)
+    return empty_folder(folder, "--out", (*left, RUN_FILE) if files.is_file(folder / files.LOCK) else left)
 
 
 def unnamed_folder(experiment: Description, name: str) -> Path:

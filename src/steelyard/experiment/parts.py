@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from steelyard.base import files
-from steelyard.base.errors import MachineError, UserError, brief, listed, own_folder, told_as
+from steelyard.base.errors import MachineError, UserError, brief, empty_folder, listed, told_as
 from steelyard.base.logs import doing, logger
 from steelyard.base.processor import DECIDES
 from steelyard.base.settings import parse
@@ -31,7 +31,6 @@ from steelyard.experiment.resuming import (
 from steelyard.messages.updates import LossState
 from steelyard.proof.signing import head_key
 from steelyard.rounds.state import Federation, Plan
-from steelyard.runs.database import exists
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import this_process
 from steelyard.runs.history import History
@@ -307,9 +306,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> Path:
             )
         history.require_whole()
         _check_same(found[0], history)
-    out = own_folder(out, "--out")
-    if exists(out):
-        raise UserError(f"--out: {out} holds a run already; allowed: a new folder")
+    out = empty_folder(out, "--out")
     experiment = read_experiment(parts[0])
     names = [one.name for one in federations_of(experiment, found[0].facts.seeds)]
     held = [name for history in found for name in history.federations["federation"]]

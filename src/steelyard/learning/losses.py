@@ -77,6 +77,8 @@ def _usual(classes: int, outputs: int, task: str | None) -> str:
 
 def _check_outputs(classes: int, outputs: int) -> None:
     """Refuse a network whose number of outputs fits no loss, where nobody chose one."""
+    if classes == 1:
+        raise UserError("data: all labels are of one class, so nothing can be learnt; allowed: data with two or more")
     fits = {1} if classes == 0 else {1, 2} if classes == 2 else {classes}
     if outputs not in fits:
         task = f"{classes} classes" if classes else "a number to predict"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, first_names, own_folder, path_of, printable, told_as
+from steelyard.base.errors import UserError, brief, empty_folder, first_names, path_of, printable, told_as
 from steelyard.base.settings import validated
 from steelyard.experiment.loading import FOLDER as CODE
 from steelyard.experiment.loading import Ask, refuse
@@ -105,10 +105,8 @@ def write_folder(
     code: Mapping[str, bytes],
 ) -> Path:
     """Write a folder that must not hold anything yet, and return it."""
-    folder = own_folder(path_of(out, "save", "the path of a new folder"), "--out")
+    folder = empty_folder(path_of(out, "save", "the path of a new folder"), "--out")
     with told_as(f"--out: {folder} cannot be written", "a new folder"):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"--out: {folder} holds something already; allowed: a new folder")
         files.make_folder(folder)
         contents = {WEIGHTS: tensors_content(tensors), CARD: card.encode(), **code}
         held = {"weights": held_of(contents[WEIGHTS]), "card": held_of(contents[CARD])}

@@ -69,7 +69,8 @@ Noise = Annotated[float, Field(ge=1e-3, le=1e6)]
 
 def check_delta(field: str, delta: float, clients: float, allow: str) -> None:
     """Refuse a δ that guarantees nothing: 1/clients or more; `allow` names the option that allows it."""
-    if clients and delta * clients >= 1:
+    clients = max(clients, 2)  # nobody plans for one client alone
+    if delta * clients >= 1:
         raise UserError(
             f"{field}: got {delta:g} with {clients:g} clients, where publishing all data of one client drawn at random "
             f"would still satisfy the guarantee; allowed: below {1 / clients:g}, or {allow}"

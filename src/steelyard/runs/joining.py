@@ -31,9 +31,6 @@ from steelyard.runs.kept_updates import join_kept
 from steelyard.runs.schema import WRITE, declared
 from steelyard.runs.store import RoundRows, Store, held
 
-DRAFT = ".setup"
-"""Folder in which a run is put together; what is in it is no run yet."""
-
 
 def set_up(
     folder: Path,
@@ -76,7 +73,7 @@ def _put_together(
     federations: Sequence[Federation],
     fill: Callable[[Path], None] | None,
 ) -> None:
-    draft = folder / DRAFT
+    draft = folder / files.SET_UP
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     with closing(Store(draft)) as store:
@@ -109,7 +106,7 @@ def discard(folder: Path, made: Iterable[str]) -> None:
     with suppress(OSError):
         for ending in ("", *BESIDE):
             (folder / (DATABASE + ending)).unlink(missing_ok=True)
-        for name in (*made, files.LOCK, DRAFT, FOLDER):
+        for name in (*made, files.LOCK, files.SET_UP, FOLDER):
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name, ignore_errors=True)
             else:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, listed, own_folder
+from steelyard.base.errors import UserError, brief, empty_folder, listed
 from steelyard.base.measures import UNKNOWN
 from steelyard.base.usercode import ALGORITHMS, load_code
 from steelyard.experiment.description import Description, FederationSettings
@@ -173,11 +173,7 @@ def tuning_folder(suite: Suite, out: Path | None) -> Path:
     """Return the folder in which settings are tried: the one given, which may hold them already, else a new one."""
     if out is None:
         return unnamed_folder(suite.experiment(next(iter(suite.scenes))), "arena")
-    folder = own_folder(out, "--out")
-    arena = files.is_file(folder / files.ARENA_FILE)
-    if folder.exists() and not arena and any(entry.name not in BESIDE for entry in folder.iterdir()):
-        raise UserError(f"--out: {folder} is not empty; allowed: a new folder")
-    return folder
+    return out if files.is_file(out / files.ARENA_FILE) else empty_folder(out, "--out", BESIDE)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def plan(experiment: Description, rules: Sequence[str], seeds: int, shares: str)
 
 
 def parse_shares(text: str) -> list[float]:
-    """Return the shares of "1,0.75,0.1", each above 0 and at most 1, without repeats, the largest first."""
+    """Return the shares of "1,0.75,0.1", each above 0 and at most 1, each once, the largest first."""
     try:
         shares = [float(word) for word in text.split(",")]
     except ValueError:
@@ -121,7 +121,9 @@ def parse_shares(text: str) -> list[float]:
         raise UserError(
             f"--participation: got {brief(text)}; allowed: shares above 0, at most 1, joined by commas, like 1,0.75,0.1"
         )
-    return sorted(set(shares), reverse=True)
+    if len(set(shares)) < len(shares):
+        raise UserError(f"--participation: got {brief(text)}; allowed: each share once")
+    return sorted(shares, reverse=True)
 
 
 def participation_tables(documents: Mapping[float, Comparison], left_out: Sequence[str] = ()) -> list[Table]:

@@ -26,7 +26,7 @@ from pydantic import PlainSerializer, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from steelyard.base import files
-from steelyard.base.errors import MachineError, Stopped, UserError, own_folder, told_as
+from steelyard.base.errors import MachineError, Stopped, UserError, empty_folder, own_folder, told_as
 from steelyard.base.logs import show
 from steelyard.base.settings import Section, parse, validated
 from steelyard.clients.ranks.group import current
@@ -280,8 +280,8 @@ def folder_for(study: Study, out: str | Path | None, experiment: Description, na
         if whole.cells() == kept.cells():
             return folder
         study = whole
-    elif folder.is_dir() and any(entry.name not in study.beside for entry in folder.iterdir()):
-        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, or the one of {study.kind}")
+    else:
+        empty_folder(folder, "--out", study.beside, f"a new folder, or the one of {study.kind}")
     there = () if kept is None else kept.own
     study.check([cell for cell in study.own if cell not in there])
     study.write(folder)
@@ -379,9 +379,7 @@ def join(kind: type[StudyT], folders: Sequence[Path], out: Path) -> Path:
                     "on with one that was stopped)"
                 )
             copied |= dict.fromkeys(studies[folder].folders(cell), folder)
-    out = own_folder(out, "--out")
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"--out: {out} is not empty; allowed: a new folder")
+    out = empty_folder(out, "--out")
     try:
         for name, folder in copied.items():
             if files.is_file(reason := folder / f"{name}{kind.failed}"):
