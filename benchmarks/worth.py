@@ -113,7 +113,7 @@ def measure(data: str, scenario: str, options: argparse.Namespace) -> dict[str, 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         result = runnable(described).compare(["recipe"], options.seeds, Path(folder) / "run")
-        rules = {rule.rule: rule.figures for rule in result.table.rules}
+        rules = {rule.rule: rule.figures for rule in result.comparison.rules}
         late = {rule: list(figures["server_accuracy_late"].values) for rule, figures in rules.items()}
         flawed = {rule: found["flawed_weight"].mean for rule, found in rules.items() if "flawed_weight" in found}
     return {"scenario": scenario, "late": late, "flawed": flawed, "seconds": time.perf_counter() - begun}

@@ -205,7 +205,7 @@ def _policy_page(made: Any, figures: Mapping[str, Any]) -> str:
 
 def _ours(name: str, rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
-        return ["**Ours.** [Hostile clients](../../results/attacks.md).", ""]
+        return ["**Ours.** [Malicious clients](../../results/attacks.md).", ""]
     return [
         "**Ours.** Digits, 20 rounds, 5 seeds: accuracy (%) on rows of the server. "
         "[Published weighting methods](../policies.md#our-measurements) has it beside all others.",
@@ -286,8 +286,8 @@ def result_page() -> str:
     lines = [
         "# The result of a run as JSON",
         "",
-        "`run`, `resume`, `compare` and `table` print this document with `--format json`. `Result.table` in Python is",
-        "the same as an object: `result.table.rules[0].figures`. A number that is not known is null.",
+        "`run`, `resume`, `compare` and `table` print this document with `--format json`. `Result.comparison` in Python is",
+        "the same as an object: `result.comparison.rules[0].figures`. A number that is not known is null.",
         "",
         "Made from the code: `python -m tests.docs.test_result` writes this page again.",
     ]

@@ -94,8 +94,8 @@ if __name__ == "__main__":
     data = in_memory(x, y, owners, classes=CLASSES, tokens=True)
     for algorithm in ("fedavg", "flexlora"):
         result = experiment.changed({"algorithm.name": algorithm}).run(dataset=data)
-        figures = {name: value.mean for name, value in result.table.rules[0].figures.items()}
-        print(f"{algorithm}: accuracy {figures['server_accuracy']:.1%} on the server's rows")
+        figures = {name: value.mean for name, value in result.comparison.rules[0].figures.items()}
+        print(f"{algorithm}: accuracy {figures['server_accuracy']:.1%} on the server's test set")
         if "product_error" in figures:
             print(f"lost of the products' sum: {figures['product_error']:.1%}; by averages of A and of B: "
                   f"{figures['factor_error']:.1%}")  # fmt: skip

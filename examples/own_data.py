@@ -27,5 +27,5 @@ experiment = Experiment(
 data = in_memory(frame, label="target", owner="hospital")
 result = experiment.compare(["fedavg", "EQ", "recipe", "power(VP)^3"], seeds=3, dataset=data)
 print(result)
-print(result.table.tested().sentence)
+print(result.comparison.tested().sentence)
 result.plot("server").save("own_data.svg")

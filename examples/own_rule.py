@@ -23,5 +23,5 @@ def steady(view: CohortView) -> np.ndarray:
 experiment = Experiment.load("quickstart", ["rounds.count=10"])
 result = experiment.compare(["STEADY", "fedavg", "EQ", "VP>LD>DS/max", "server-only"], seeds=3)
 print(result)
-print(result.table.tested().sentence)
+print(result.comparison.tested().sentence)
 result.plot("weights", rule="STEADY").save("own_rule.svg")

@@ -31,10 +31,10 @@ def test_a_result_prints_as_a_table_and_progress_where_it_is_asked_for(
     experiment.run(tmp_path / "told", progress=True)
     assert "round 1/1: " in capfd.readouterr().err
     lines = repr(result).splitlines()
-    for row, rule in zip(lines[4:], result.table.rules, strict=False):
+    for row, rule in zip(lines[4:], result.comparison.rules, strict=False):
         assert row.split()[0] == rule.rule
         assert f"{100 * rule.figures['final'].mean:.1f}" in row
-    assert lines[-2:] == [f"run stored in {result.folder}", result.table.tested().sentence]
+    assert lines[-2:] == [f"run stored in {result.folder}", result.comparison.tested().sentence]
     last = result.history.rounds.query("round == 1").set_index("rule")
     assert last["accuracy"].tolist() == pytest.approx(result.summary.loc[last.index, "final"].tolist())
     assert last["loss"].between(0.5, 3).all()

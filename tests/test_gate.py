@@ -263,7 +263,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small().run(folder / "runs" / "mine", dataset=rows())
     over = {"training.epochs": [1, 2]}
     found = small(data={"source": "digits"}).sweep(over, out=folder / "runs" / "my-sweep", progress=False)
-    assert found.table["best"] is not None
+    assert found.answer["best"] is not None
     ratings = "".join(f"u{user}\ti{(user * 3 + item) % 12}\t5\t{item}\n" for user in range(8) for item in range(6))
     (folder / "ratings.tsv").write_text("user\titem\trating\ttime\n" + ratings)
     return folder

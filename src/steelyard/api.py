@@ -31,6 +31,7 @@ from steelyard.studies.sweep_table import BEST, SweepDocument, sweep_table
 
 if TYPE_CHECKING:
     import altair as alt
+    import pandas as pd
 
     from steelyard.data.dataset import DatasetOrSeeded
 
@@ -53,9 +54,22 @@ class SweepResult:
         object.__setattr__(self, "folder", path_of(self.folder, "SweepResult", "the folder of a sweep"))
 
     @cached_property
-    def table(self) -> SweepDocument:
+    def answer(self) -> SweepDocument:
         """Every point with its measure, the best first; the same that `steelyard sweep --format json` prints."""
         return Sweep.read(self.folder).answer(self.folder)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The points as a data frame, the best first: their fields, rule, measure and its interval."""
+        # For speed of start: not everyone who opens a sweep reads its data frame.
+        import pandas as pd
+
+        measured = self.answer.measured
+        rows = [
+            {**row.values, "rule": row.rule, measured: row.value.mean, "low": row.value.low, "high": row.value.high}
+            for row in self.answer.rows
+        ]
+        return pd.DataFrame(rows, index=[row.point for row in self.answer.rows]).rename_axis("point")
 
     @cached_property
     def best(self) -> Experiment | RecommendExperiment:
@@ -69,7 +83,7 @@ class SweepResult:
         # For speed of start: only those who look at figures need what draws them.
         from steelyard.studies.charts import sweep_chart
 
-        chart = sweep_chart(self.table)
+        chart = sweep_chart(self.answer)
         if chart is None:
             raise UserError("plot: no point of the sweep has a figure")
         return chart
@@ -77,7 +91,7 @@ class SweepResult:
     def __repr__(self) -> str:
         """The points as a table, the best first."""
         try:
-            return as_text(sweep_table(self.table))
+            return as_text(sweep_table(self.answer))
         except (UserError, OSError) as problem:
             # A folder that was moved or emptied is no reason for a traceback at a prompt.
             return f"SweepResult({str(self.folder)!r}): {problem}"
@@ -162,12 +176,12 @@ class _Runnable:
         progress: bool | None = None,
         accept: Sequence[str] = (),
     ) -> Result:
-        """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
+        """Run several rules on the same cohorts and first models, with some seeds; `result.table` and `print(result)` compare them.
 
         Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
 
             >>> result = steelyard.Experiment.load("quickstart").compare(["fedavg", "VP>LD>DS"], seeds=3)
-            >>> result.table.recommendation.sentence
+            >>> result.comparison.recommendation.sentence
 
         Raises:
             UserError: as in `run`, and where a rule is not known or cannot run on these data.
@@ -308,7 +322,7 @@ def resume(
     refused, unless accepted.
 
         >>> result = steelyard.resume("runs/mine")
-        >>> result.table.status
+        >>> result.comparison.status
 
     Raises:
         UserError: `folder` holds no run, or what was changed since is not accepted.
@@ -361,6 +375,6 @@ def _asking(trust: bool, allowed: str) -> Ask | None:
     def ask(where: str, code: Mapping[str, str]) -> None:
         unknown = {field: name for field, name in code.items() if not is_handed_over(name)}
         if unknown:
-            refuse(where, unknown, f"{allowed}, once you have looked at it")
+            refuse(where, unknown, f"call {allowed}")
 
     return ask

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, expect, path_of
+from steelyard.base.measures import Estimate, estimate
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.rendering import as_text
@@ -35,7 +38,7 @@ class Result:
     """A run that has ended: its folder and everything recorded in it; printed, it is a short table.
 
     >>> result = steelyard.Result("runs/mine")
-    >>> result.table.status, result.history.rounds  # a word, a data frame
+    >>> result.table, result.history.rounds  # data frames
 
     Raises:
         UserError: `folder` is no path; when a figure is first read, the folder holds no run.
@@ -57,31 +60,31 @@ class Result:
         return History(self.folder)
 
     @cached_property
-    def table(self) -> Comparison:
+    def comparison(self) -> Comparison:
         """Which rule to use, and the figures of every rule; the same that `steelyard table --format json` prints."""
         return computed(self.history, self.experiment)
 
     @property
-    def summary(self) -> pd.DataFrame:
-        """The figures of `table` as a data frame: a row for each rule; NAME_low and NAME_high bound its interval."""
-        # For speed of start: not everyone who opens a run reads its data frames.
-        import pandas as pd
-
+    def table(self) -> pd.DataFrame:
+        """The table behind the recommendation as a data frame: what decides, the difference to the baseline, and p."""
+        found = self.comparison.tested()
+        name = found.measure.replace(" ", "_")
+        none = estimate([])
         rows = {
-            rule.rule: {
-                column: value
-                for name, each in rule.figures.items()
-                for column, value in ((name, each.mean), (f"{name}_low", each.low), (f"{name}_high", each.high))
-            }
-            for rule in self.table.rules
+            row.rule: {name: row.value, "difference": row.difference or none, "p": row.p_holm} for row in found.rules
         }
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("rule")
+        return _frame(rows)
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """Every figure as a data frame: a row for each rule; NAME_low and NAME_high bound its interval."""
+        return _frame({rule.rule: rule.figures for rule in self.comparison.rules})
 
     def _view(self) -> RunView:
         # For speed of start: only those who look at figures need what draws them.
         from steelyard.report.view import RunView
 
-        return RunView([self.history], documents=[self.table])
+        return RunView([self.history], documents=[self.comparison])
 
     def plot(
         self, kind: str = "accuracy", *, rule: str | None = None, seed: int | None = None, client: str | None = None
@@ -167,11 +170,25 @@ class Result:
     def __repr__(self) -> str:
         """The rules and their figures as a short table, then which rule to use; what a prompt shows."""
         try:
-            table = main_table(self.table)
+            table = main_table(self.comparison)
             left = len(table.rows) - MOST_RULES
             more = [f"and {left} more rules"] if left > 0 else []
             text = as_text(replace(table, rows=table.rows[:MOST_RULES]))
-            return "\n".join([text, *more, f"run stored in {self.folder}", self.table.tested().sentence])
+            return "\n".join([text, *more, f"run stored in {self.folder}", self.comparison.tested().sentence])
         except (UserError, OSError) as problem:
             # A folder that was moved or emptied is no reason for a traceback at a prompt.
             return f"Result({str(self.folder)!r}): {problem}"
+
+
+def _frame(rows: Mapping[str, Mapping[str, Estimate | float | None]]) -> pd.DataFrame:
+    """Return estimates as a data frame, each in three columns; what is not known is NaN."""
+    # For speed of start: not everyone who opens a run reads its data frames.
+    import pandas as pd
+
+    def cells(name: str, value: Estimate | float | None) -> dict[str, float]:
+        if not isinstance(value, Estimate):
+            return {name: math.nan if value is None else value}
+        return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+
+    flat = {rule: {k: v for item in row.items() for k, v in cells(*item).items()} for rule, row in rows.items()}
+    return pd.DataFrame.from_dict(flat, orient="index").rename_axis("rule")

@@ -34,7 +34,7 @@ QUICK = ("--set", "rounds.count=1", "--set", "compute.engine=stacked", "--set", 
 # What each command must have printed or written.
 COMMANDS = {
     "join part --out joined": "joined/run.sqlite",
-    "verify done": "whole",
+    "verify done": "intact",
     "record done -o record.html": "record.html",
     "contributions done": "What each client added (shapley)",
     "withdraw done client-000 --out fewer": "fewer/run.sqlite",
@@ -340,7 +340,7 @@ def test_a_stop_names_the_folder_and_the_command(tmp_path: Path) -> None:
     finally:
         started.kill()
     last = printed.read_text(encoding="utf-8").strip().splitlines()[-1]
-    assert last == "steelyard: stopped; what is done is in a run; go on with: steelyard resume 'a run'"
+    assert last == "steelyard: stopped; what is done is in a run; continue with: steelyard resume 'a run'"
 
 
 # how much is said -----------------------------------------------------------------------------------------------------

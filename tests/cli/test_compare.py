@@ -148,7 +148,7 @@ def test_an_own_rule_is_judged_checked_and_found_again(command: CommandLine, ref
     done = command("arena", "mine.py", "--trust", *HOSPITALS, "--out", "out")
     assert done.returncode == 0, done.stderr
     sentence = done.stdout.splitlines()[0]
-    assert sentence.startswith("MINE cannot be told from fedavg by one seed: over 1 scene it is ")
+    assert sentence.startswith("One seed is too few to compare MINE with fedavg: over 1 task it is ")
     assert (tmp_path / "out" / "code" / "mine.py").exists()
     (tmp_path / "mine.py").unlink()
     document = json.loads(command("resume", "out", "--trust", "--format", "json", "--quiet").stdout)
@@ -168,4 +168,4 @@ def test_a_rule_that_fails_everywhere_has_no_verdict(command: CommandLine, tmp_p
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stdout.splitlines()[0]
     (line,) = done.stderr.splitlines()
-    assert "no verdict: MINE failed in 1 of 1 scene: " in line
+    assert "no verdict: MINE failed in 1 of 1 task: " in line

@@ -132,7 +132,7 @@ def test_summaries_fit_the_terminal(
 ) -> None:
     beside = {"fedavg": {"criteria": ["DS"], "name": "fedavg"}}
     flaws = [{"kind": "noisy", "clients": ["client-002"]}]
-    document = small(beside=beside, flaws=flaws, partition={"server": "fraction"}).run(tmp_path / "run").table
+    document = small(beside=beside, flaws=flaws, partition={"server": "fraction"}).run(tmp_path / "run").comparison
     monkeypatch.setenv("COLUMNS", str(width))
     show_result(document)
     lines = capsys.readouterr().out.splitlines()

@@ -50,7 +50,7 @@ def test_no_sentence_is_too_long() -> None:
 
 UNPLAIN = re.compile(
     r"equal say|seen from|held against|hold it against|cannot be told from|cannot be lied about|more is better|explod|"
-    r"worst tenth of|singly|of the clients' own|weights by others|the rivals|hostile clients|goes on\b|\banew\b|"
+    r"worst tenth of|singly|of the clients' own|weights by others|the rivals|malicious clients|goes on\b|\banew\b|"
     r"common model|rows that (?:weigh|report)|reporting rows|shared out|with your rights|\d %",
     re.IGNORECASE,
 )
@@ -250,7 +250,7 @@ experiment = Experiment(
 )
 words = ["FEW", "least(FEW,DS)", "power-mean(FEW,DS)^3", "fedhalf", "shortest"]
 result = experiment.compare(words, out="run", progress=False)
-rules = [rule.rule for rule in result.table.rules]
+rules = [rule.rule for rule in result.comparison.rules]
 rows = build(["a", "a", "b"], ["x", "y", "x"])
 shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
 print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown": shown, "file": steelyard.__file__}))

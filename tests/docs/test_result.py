@@ -27,13 +27,13 @@ def test_what_is_printed_has_the_form_of_the_page(
     schema = json.loads(PAGE.read_text(encoding="utf-8").partition("```json")[2].partition("```")[0])
     untested = make_run(tmp_path_factory.mktemp("untested") / "run", rounds=0, clients=4, seeds=(1,), status="stopped")
     for folder in (shared_run(tmp_path_factory), untested):
-        print_json(Result(folder).table)
+        print_json(Result(folder).comparison)
         printed = json.loads(capsys.readouterr().out)
         jsonschema.validate(printed, schema)
         for wrong in ({"more": 1}, {"baseline": None}, {"rules": [{}]}):
             with pytest.raises(jsonschema.ValidationError):
                 jsonschema.validate(printed | wrong, schema)
-        assert Comparison.model_validate(Result(folder).table) == Result(folder).table
+        assert Comparison.model_validate(Result(folder).comparison) == Result(folder).comparison
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def test_an_honest_kill_is_never_called_tampering(
     assert "when round 2 was written" in refused("resume", run)
     line = content.splitlines(keepends=True)[-1]
     (run / FILE).write_bytes(content + line.replace(b'"round": 2', b'"round": 3') + line[:-9])
-    assert "CHANGED" not in command("table", run).stdout
+    assert "MODIFIED" not in command("table", run).stdout
     goes_on(command, run)
     assert (History(run).chain.problem, History(run).chain.round) == ("", 3)
 
@@ -233,7 +233,7 @@ def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(
     change(part, "UPDATE rounds SET accuracy = 0.999 WHERE round = 1")
     problem = "round 1 is not as it was written"
     assert f"{part}: {problem}; allowed: " in refused("resume", part)
-    said = f"CHANGED since it was written: {problem}"
+    said = f"MODIFIED since it was written: {problem}"
     assert command("report", part).returncode == 0
     assert said in (part / "report.html").read_text()
     # Accepted, it goes on, and the difference stays for everybody to see, at its end too.

@@ -35,7 +35,7 @@ def test_a_run_without_a_share_asks_enough_clients_and_records_the_share(
     folder = run(build(of(clients)), out=tmp_path / "run")
     assert History(folder).rounds["answered"].tolist()[1:] == [asked] * 3
     assert recorded(folder) == share
-    assert Result(folder).table.weighed_one == ()
+    assert Result(folder).comparison.weighed_one == ()
 
 
 def test_the_fewest_clients_of_all_seeds_decide(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_the_share_that_came_of_it_is_what_is_accounted(tmp_path: Path) -> None:
 
 def test_rounds_of_one_client_are_said_once_and_counted(tmp_path: Path, messages: list[str]) -> None:
     result = Result(run(build(of(fraction=0.1)), out=tmp_path / "run"))
-    assert sum("weighed one client only" in line for line in messages) == 1
-    assert [dict(row) for row in result.table.weighed_one] == [{"rule": "DS>LD", "seed": 5, "rounds": 3, "of": 3}]
-    assert result.table.tested().rule is None
+    assert sum("weighted one client only" in line for line in messages) == 1
+    assert [dict(row) for row in result.comparison.weighed_one] == [{"rule": "DS>LD", "seed": 5, "rounds": 3, "of": 3}]
+    assert result.comparison.tested().rule is None

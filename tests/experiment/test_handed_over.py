@@ -60,7 +60,9 @@ def test_each_seed_has_its_own_data(tmp_path: Path) -> None:
         for frame in (result.history.clients, result.history.evaluations)
     ]
     assert (found[0] + found[1]).to_dict() == {4: 20, 5: 21, 6: 22}
-    assert [rule.rule for rule in result.table.rules if rule.right_wrong] == ["EQ"]  # as `steelyard compare` records it
+    assert [rule.rule for rule in result.comparison.rules if rule.right_wrong] == [
+        "EQ"
+    ]  # as `steelyard compare` records it
 
 
 def test_what_the_function_returns_is_checked(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Pa
     shutil.rmtree(file.parent)
     result = Result(moved)
     assert result.experiment.named_code()["model.name"] == f"{moved}/code/nets.py:build"
-    assert result.table.rules
+    assert result.comparison.rules
     assert len(export_run(History(moved), "csv", None)) == 6
     assert marks(tmp_path) == before
 
@@ -135,8 +135,8 @@ def test_commands_that_would_run_code_need_trust(
     words: str, file: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     line = refused(*words.split(), file)
-    assert f"{file}: names code of its own (weighing.plugins = {file.parent}/own/criteria.py" in line
-    assert line.endswith("allowed: with --trust, once you have looked at it")
+    assert f"{file}: names code (weighing.plugins = {file.parent}/own/criteria.py" in line
+    assert line.endswith("Read it, then add --trust")
     assert marks(tmp_path) == []
     assert not any((tmp_path / "elsewhere").iterdir())
 
@@ -148,10 +148,10 @@ def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(
     part = stopped(load(file), tmp_path / "part", after=2)
     shutil.rmtree(file.parent)
     before = marks(tmp_path)
-    assert f"{part}: names code of its own (weighing.plugins = {part}/code/criteria.py" in refused("resume", part)
+    assert f"{part}: names code (weighing.plugins = {part}/code/criteria.py" in refused("resume", part)
     assert_refused(lambda: steelyard.resume(part), "allowed: steelyard.resume(folder, trust=True)")
     assert marks(tmp_path) == before
-    assert steelyard.resume(part, trust=True).table.status == "finished"
+    assert steelyard.resume(part, trust=True).comparison.status == "finished"
     assert torch.equal(models(whole)["LOW>DS"], models(part)["LOW>DS"])
 
 
@@ -174,7 +174,7 @@ def test_at_a_terminal_the_code_is_shown_and_asked_for(answer: str, file: Path, 
 
 
 def test_python_asks_for_files_and_not_for_what_it_names_itself(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"names code of its own .* allowed: Experiment\.load\(\.\.\., trust=True\)"):
+    with pytest.raises(UserError, match=r"names code .* call Experiment\.load\(\.\.\., trust=True\)"):
         Experiment.load(file)
     loss = f"training.loss={file.parent}/own/losses.py:each"
     assert Experiment.load("quickstart", [loss]).named_code()["training.loss"].endswith("losses.py:each")
@@ -192,7 +192,7 @@ def test_what_python_handed_over_is_handed_over_again_to_go_on(tmp_path: Path, m
     monkeypatch.setattr(usercode, "_given", {})
     with pytest.raises(UserError, match=r"was handed over from Python and is not known to this process"):
         steelyard.resume(part)
-    assert steelyard.resume(part, given=[loss]).table.status == "finished"
+    assert steelyard.resume(part, given=[loss]).comparison.status == "finished"
 
 
 def test_an_app_folder_brings_its_code_along(file: Path, tmp_path: Path) -> None:

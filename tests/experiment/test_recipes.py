@@ -27,8 +27,8 @@ def test_a_recipe_runs(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STEELYARD_DATA", str(SHARED))
     changes = SHORT if recipe in FIRST else SHORT + FEW
     result = Experiment.load(recipe, changes).run(tmp_path / "run")
-    assert result.table.status == "finished"
-    assert {rule.rule for rule in result.table.rules} == set(result.experiment.rules())
+    assert result.comparison.status == "finished"
+    assert {rule.rule for rule in result.comparison.rules} == set(result.experiment.rules())
     if recipe in FIRST:
         sizes = result.history.clients.query("round == 1").groupby("client")["samples"].max()
         assert sizes.tolist()[:6] == FIRST[recipe]
@@ -48,6 +48,6 @@ def test_the_recipe_weighs_four_hospitals(tmp_path: Path) -> None:
     assert clients["raw_CR"].drop("cleveland").between(0.65, 0.85).all()
     assert clients["weight"].idxmax() == "cleveland"
     # better than always saying "ill", which is right for 55 % of all patients
-    for rule in result.table.rules:
+    for rule in result.comparison.rules:
         assert rule.figures["final"].mean > 0.65
         assert rule.figures["server_accuracy"].mean > 0.65

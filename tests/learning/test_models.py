@@ -276,4 +276,4 @@ def test_an_own_model_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("nets.py").write_text(CODE)
     for name in ("good", "whole"):
         changes = ["rounds.count=1", "compute.engine=loop", f"model.name='nets.py:{name}'"]
-        assert steelyard.Experiment.load("quickstart", changes).run(name).table.rules[0].rounds == 1
+        assert steelyard.Experiment.load("quickstart", changes).run(name).comparison.rules[0].rounds == 1

@@ -1,4 +1,4 @@
-"""What the check of the data found travels with a run: into its report, its record and a heat map."""
+"""Findings in the data travels with a run: into its report, its record and a heat map."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_findings_stand_in_the_report_and_in_the_record(checked: Path) -> None:
     line = "error, accepted: labels at &#39;south&#39; differ (labels-spelled-alike)"
     page = html(RunView([checked]))
-    assert page.index("What the check of the data found") < page.index(line)
+    assert page.index("Findings in the data") < page.index(line)
     assert record(checked)["findings"] == ["error, accepted: labels at 'south' differ (labels-spelled-alike)"]
 
 

@@ -141,7 +141,7 @@ def test_run_says_what_the_report_says(
     monkeypatch.setenv("COLUMNS", "300")
     lines = headlines(RunView([run]))
     assert lines[0].startswith("Keep fedavg")
-    assert lines[-1].startswith("2 of 4 clients were flawed: ")
+    assert lines[-1].startswith("2 of 4 clients were faulty (simulated): ")
     assert "VP>DS gave them " in lines[-1]
     show_result(computed(run, read_experiment(run)))
     shown = capsys.readouterr().out
@@ -166,17 +166,17 @@ def test_five_places_give_one_answer(
     """The same winner, difference, figures, samples and rounds in terminal, report, page, notebook and JSON."""
     monkeypatch.setenv("COLUMNS", "300")
     result = Result(one_seed)
-    found, table = result.table.tested(), main_table(result.table)
+    found, table = result.comparison.tested(), main_table(result.comparison)
     assert re.search(r"the server's \d+ test samples", found.sentence)
     page = Figures(one_seed.parent).overview([one_seed.name])
-    show_result(result.table)
+    show_result(result.comparison)
     shown = {"terminal": capsys.readouterr().out, "page": f"{page['headline']} {page['table']}"}
     shown |= {"report": text_of(html(RunView([one_seed]))), "notebook": text_of(result._repr_html_())}
     for place, text in shown.items():
         assert found.sentence in text.replace('\\"', "'"), place
         for words in (table.title, *(row[1] for row in table.rows)):
             assert words in text, (place, words)
-    print_json(result.table)
+    print_json(result.comparison)
     document = json.loads(capsys.readouterr().out)
     said = document["recommendation"]
     assert said["sentence"] == found.sentence
@@ -283,7 +283,7 @@ def test_the_sign_by_hand(number: float, weight: float, words: str, angle: float
     view: Any = SimpleNamespace(
         federation=lambda: SimpleNamespace(label="EQ"), rule={"EQ": SimpleNamespace(figures=shares)}.__getitem__
     )
-    assert sign(view) == Sign(f"Under EQ flawed clients were {words}", angle, poise)
+    assert sign(view) == Sign(f"Under EQ faulty clients were {words}", angle, poise)
     shares.clear()
     assert sign(view) == Sign("A steelyard, level.", 0.0, 150.0, plain=True)
 

@@ -378,7 +378,7 @@ def look_at(folder: Path, keys: Path, kept: str) -> str:
         "H": lambda: verify(folder, head=kept).code,
         "K": lambda: verify(folder, keys).code,
         "T": lambda: History(folder).chain.problem or changed_since(folder, History(folder).facts),
-        "D": lambda: record(folder)["verified"]["verdict"] != "whole",
+        "D": lambda: record(folder)["verified"]["verdict"] != "intact",
         "R": lambda: goes_on(folder),
     }
     return "".join(name for name in LOOKS if not refused(seen[name]))
@@ -449,7 +449,7 @@ def test_what_was_promised_is_added_up_again_from_the_ledger(tmp_path: Path) -> 
     for field, value in (("epsilon", {name: 0.05}), ("together", 0.05), ("delta", 0.01)):
         change_fact(folder, "privacy", json.dumps({**promise, field: value}))
         assert any(line.startswith("ε ") for line in changes(folder)), field
-        assert record(folder)["verified"]["verdict"] == "CHANGED"
+        assert record(folder)["verified"]["verdict"] == "MODIFIED"
     change_fact(folder, "privacy", json.dumps(promise))
     (folder / files.LEDGER).unlink()
     assert any("privacy.jsonl is gone" in line for line in changes(folder))

@@ -39,13 +39,13 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(signed: Path,
         ("a", 3, 3, 0.75),
         ("b", 1, 3, 0.25),
     ]
-    assert found["verified"]["verdict"] == "whole"
+    assert found["verified"]["verdict"] == "intact"
     for name in ("record.json", "record.html"):
         write_record(found, tmp_path / name)
         assert not page_differs(tmp_path / name, found)
     page = (tmp_path / "record.html").read_text()
     assert found["hashes"]["final hash, round 3"] in page
-    assert page.index("whole") < page.index("Purpose")
+    assert page.index("intact") < page.index("Purpose")
     assert "<script" not in page
     assert_refused(lambda: write_record(found, tmp_path / "record.pdf"), ".pdf")
     assert_refused(lambda: write_record(found, tmp_path / "record.html"), "record.html", "--force")

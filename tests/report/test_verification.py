@@ -42,7 +42,7 @@ def lines(found: Verification) -> str:
 def test_a_run_as_it_was_written_is_whole_with_and_without_trusted_keys(whole: Path) -> None:
     for keys in (None, whole.parent / "keys"):
         found = verify(whole, keys)
-        assert (found.code, found.verdict, lines(found)) == (0, "whole", "")
+        assert (found.code, found.verdict, lines(found)) == (0, "intact", "")
         assert found.found.checked["signatures"].startswith("6 of nodes, 5 of the server")
         assert found.found.checked["weights"].startswith("3 rounds computed again")
     assert verify(whole, head=found.closing.upper()).code == 0

@@ -68,7 +68,7 @@ def test_a_site_of_one_class_gives_no_score_and_says_why(by_auc: Path) -> None:
 
 def test_the_measure_names_scores_and_decides(by_auc: Path) -> None:
     result = Result(by_auc)
-    assert result.table.measure == result.table.tested().measure == "ROC AUC"
+    assert result.comparison.measure == result.comparison.tested().measure == "ROC AUC"
 
 
 def test_its_picture_has_every_measure_of_every_site_with_its_interval(by_auc: Path) -> None:

@@ -77,9 +77,9 @@ def test_the_figures_of_a_scene_by_hand(tmp_path: Path) -> None:
 def test_the_archive_holds_and_replays_to_the_same_bits(done: Path) -> None:
     found = check_archive(done / ARCHIVE)
     assert not found.differs, found.lines
-    assert any(line.startswith("the runs of 1 scene are whole") for line in found.lines)
+    assert any(line.startswith("the runs of 1 task are intact") for line in found.lines)
     assert found.lines[1] == f"the figures say the same: {Arena.read(done).answer(done).sentence}"
-    assert found.lines[-1] == "replayed fedavg in scene hospitals, seed 101: the same model, bit for bit"
+    assert found.lines[-1] == "replayed fedavg in task hospitals, seed 101: the same model, bit for bit"
 
 
 def test_a_verdict_that_is_not_that_of_the_figures_is_found(done: Path, tmp_path: Path) -> None:
@@ -122,12 +122,12 @@ def test_figures_that_are_not_those_of_the_runs_are_found(done: Path, tmp_path: 
     assert found.differs
     said = [line for line in found.lines if line.startswith("DIFFERS")]
     assert "the verdict is not that of the figures" in said[0]
-    assert "scene hospitals has other figures" in said[1]
+    assert "task hospitals has other figures" in said[1]
     assert "another model, on the same kind of processor" in said[2]
     # A baseline made worse is found without the runs.
     values["fedavg"] = [0.2]
     last = check_archive(forged(tmp_path / "forged.json", document)).lines[-1]
-    assert last.startswith("DIFFERS: replayed fedavg in scene hospitals, seed 101: ")
+    assert last.startswith("DIFFERS: replayed fedavg in task hospitals, seed 101: ")
     # One that only another kind of processor would excuse is undecided.
     was = document["replayed"]
     document["versions"][MACHINE], values["fedavg"] = "other", [was["value"] + SUITE.margin + 1 / was["samples"]]
@@ -156,7 +156,7 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
     assert files_of(folder).sentence.startswith("Nothing can be said of LD>DS/max yet")
     lines: list[str] = []
     go_on(Arena.read(folder), folder, How(announce=lines.append))
-    assert lines == ["scene 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
+    assert lines == ["task 1 of 1: hospitals, heart disease in four hospitals (UCI)"]
     went_on, at_once = (Arena.read(each).figures(each)["hospitals"].models for each in (folder, done))
     assert went_on == at_once
 
@@ -181,7 +181,7 @@ def test_an_idea_that_fails_is_a_row_and_the_others_go_on(
     assert scene.verdict == "failed"
     assert says in scene.failed
     assert "scenes/" not in scene.failed
-    assert document.sentence.startswith("FAILS failed in 1 of 1 scene: ")
+    assert document.sentence.startswith("FAILS failed in 1 of 1 task: ")
     assert {row.rule for row in scene.rules} == set(SUITE.rivals), "the rivals have figures"
     assert scene.rules[0].value.mean == fedavg_alone
     assert not check_archive(folder / ARCHIVE).differs
@@ -204,7 +204,7 @@ def test_what_fails_without_the_candidate_too_is_no_failure_of_it(
 def test_what_the_machine_lacks_is_no_failure_of_the_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_arena("LD", tmp_path / "out")
     for place, error, expected, words in (
-        ("steelyard.data.scaling.load", UserError("data.path: found no 'digits'"), MachineError, r"scene \w+: data"),
+        ("steelyard.data.scaling.load", UserError("data.path: found no 'digits'"), MachineError, r"task \w+: data"),
         ("steelyard.studies.arena.run_or_resume", RuntimeError("ours"), RuntimeError, "ours"),
         (
             "steelyard.runs.joining._put_together",
@@ -227,10 +227,10 @@ def test_missing_data_of_any_scene_are_said_before_a_folder_is_made(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("STEELYARD_STATE", str(tmp_path / "state"))
-    both = r"scene iid: data\.path: found no 'mnist'.*nor can those of scene writers be read"
+    both = r"task iid: data\.path: found no 'mnist'.*nor can those of task writers be read"
     with pytest.raises(MachineError, match=both):
         written(planned, tmp_path / "out")
-    with pytest.raises(MachineError, match="scene iid"):
+    with pytest.raises(MachineError, match="task iid"):
         plan(planned.suite, Candidate("LD", planned.experiment), until_decided=True)
     assert list(tmp_path.iterdir()) == [], "nor are held-out seeds opened"
 
@@ -289,7 +289,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_a_part_runs_its_scenes_and_says_what_is_not_done(parts: list[Path]) -> None:
     part = Arena.read(parts[1])
     assert [cell.name for cell in part.own] == list(part.figures(parts[1])) == ["hospitals"]
-    assert "1 scene not done" in files_of(parts[1]).sentence
+    assert "1 task not done" in files_of(parts[1]).sentence
 
 
 @pytest.mark.slow
@@ -306,12 +306,12 @@ def test_joined_parts_are_the_whole_with_its_models(parts: list[Path], tmp_path:
     assert document.sentence in page.replace("&gt;", ">")
     assert "<script" not in page
     checked = check_archive(whole / ARCHIVE, anew=False)
-    assert "the runs of 2 scenes are whole and have these figures" in checked.lines
+    assert "the runs of 2 tasks are intact and have these figures" in checked.lines
     # A run that is not as it was written, though its figures are.
     with sqlite3.connect(whole / "scenes" / "hospitals" / "run.sqlite") as db:
         db.execute("UPDATE rounds SET cohort = 9")
     db.close()
-    assert "scene hospitals: round 0" in check_archive(whole / ARCHIVE, anew=False).lines[-1]
+    assert "task hospitals: round 0" in check_archive(whole / ARCHIVE, anew=False).lines[-1]
 
 
 def test_a_part_of_another_arena_is_not_joined(parts: list[Path], tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_scene_that_is_decided_gets_no_more_seeds_and_a_stop_changes_nothing(
     assert calls == ["scenes/hospitals", "scenes/hospitals-2"]
     lines: list[str] = []
     go_on_in(folder, How(announce=lines.append))
-    assert lines == ["scene 1 of 1: hospitals, heart disease in four hospitals (UCI), seeds 206 to 210"]
+    assert lines == ["task 1 of 1: hospitals, heart disease in four hospitals (UCI), seeds 206 to 210"]
     found = Arena.read(folder).figures(folder)["hospitals"]
     assert {rule: len(values) for rule, values in found.values.items()} == {"fedavg": 10, "EQ": 10}
     assert set(History(folder / "scenes" / "hospitals-2").federations["seed"]) == set(SUITE.held_out[5:10])

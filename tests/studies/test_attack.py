@@ -1,4 +1,4 @@
-"""Attacks: their names, who is made hostile, what hostile clients did by hand, and what is said of it."""
+"""Attacks: their names, who is made hostile, what malicious clients did by hand, and what is said of it."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def document() -> Attacks:
 def test_attacks_are_told_in_tables_and_in_lines() -> None:
     found = document()
     shown = render(attack_parts(found))
-    for part in ("no attack: no hostile clients, but 2 that the experiment itself", "flip: 25% of the clients hostile"):
+    for part in ("no attack: no malicious clients, but 2 that", "flip: 25% of the clients malicious"):
         assert part in shown
     cells = [line.split() for line in shown.splitlines() if line.startswith(("EQ", "TR", "rule"))]
     assert cells[:3] == [["rule", "accuracy"], ["EQ", "94.0", "±", "12.7"], ["TR", "80.0"]]
@@ -271,14 +271,14 @@ def test_attacks_are_told_in_tables_and_in_lines() -> None:
     for name in ("accuracy", "lost", "weight", "backdoor", "false alarms"):
         assert f"{name}: " in explained
     bare = found.model_copy(update={"flawed_clients": (), "attacks": found.attacks[:1]})
-    assert "hostile clients, but" not in render(attack_parts(bare))
+    assert "malicious clients, but" not in render(attack_parts(bare))
     assert "backdoor" not in render(attack_parts(bare))
     assert found.lines_on("EQ") == [
-        "flip, 25% of the clients hostile: accuracy 91.0%, 3.0 points lost; they had 25% of all weight"
+        "flip, 25% of the clients malicious: accuracy 91.0%, 3.0 points lost; they had 25% of all weight"
     ]
-    assert found.lines_on("TR") == ["flip, 25% of the clients hostile: accuracy 80.0%, 0.0 points lost"]
-    assert found.lines_on("LD") == ["flip, 25% of the clients hostile: tested under other rules only (EQ, TR)"]
+    assert found.lines_on("TR") == ["flip, 25% of the clients malicious: accuracy 80.0%, 0.0 points lost"]
+    assert found.lines_on("LD") == ["flip, 25% of the clients malicious: tested under other rules only (EQ, TR)"]
     alone = AttackBlock(attack="door", rules=(row("EQ", 0.5),))
     assert found.model_copy(update={"attacks": (alone,)}).lines_on("EQ") == [
-        "door, 25% of the clients hostile: accuracy 50.0%"
+        "door, 25% of the clients malicious: accuracy 50.0%"
     ]

@@ -26,7 +26,7 @@ def test_shares_are_read_the_largest_first() -> None:
 def test_a_share_of_one_client_is_left_out_and_said() -> None:
     found = plan(BASE, ["EQ", "DS"], 2, "0.1,1,0.25")
     assert (found.shares, found.rules, found.seeds) == ((1.0, 0.25), ("EQ", "DS"), 2)
-    assert found.left_out == ("10% of 8 clients is one alone: left out.",)
+    assert found.left_out == ("10% of 8 clients is one client alone: skipped.",)
     assert [(cell.folder, cell.seeds) for cell in found.cells()] == [
         ("participation-100", (5, 6)),
         ("participation-025", (5, 6)),

@@ -106,8 +106,8 @@ def test_the_test_set_plays_no_part(tmp_path: Path):
     best = result.best
     assert best.validation is None
     dataset = in_memory(features, labels, held_out=held_out)
-    true = best.run(tmp_path / "true", dataset=dataset).table.rules[0].figures["final"].mean
-    false = best.run(tmp_path / "false", dataset=in_memory(spoilt, wrong, held_out=held_out)).table.rules[0]
+    true = best.run(tmp_path / "true", dataset=dataset).comparison.rules[0].figures["final"].mean
+    false = best.run(tmp_path / "false", dataset=in_memory(spoilt, wrong, held_out=held_out)).comparison.rules[0]
     assert true != false.figures["final"].mean
 
 

@@ -164,7 +164,7 @@ def test_what_no_arena_can_be_is_refused_before_it_runs() -> None:
         ({"seeds": len(SUITE.held_out) + 1, "until_decided": True}, ("--seeds", f"1 to {len(SUITE.held_out)}")),
         ({"scenes": ["cleen"]}, ("--scenes", "'cleen'", "'clean'")),
         ({"scenes": ["clean"], "part": Part(2, 2)}, ("--part", "2/2")),
-        ({"changes": ["rounds.cuont=1"]}, ("cuont", "scene clean")),
+        ({"changes": ["rounds.cuont=1"]}, ("cuont", "task clean")),
     ):
         assert_refused(lambda options=options: plan(SUITE, candidate, **options), *words)
     assert_refused(lambda: load_suite("smal"), "--suite", "'smal'", "'small'")
@@ -182,7 +182,7 @@ def test_an_answer_says_where_its_files_are_once_they_are_written(tmp_path: Path
     assert arena.next_lines(found) == [
         *(stored, f"report: {tmp_path}/report.html", f"next: steelyard arena --check {tmp_path}")
     ]
-    assert arena.problem(found) == "arena: no verdict: X failed in 1 of 1 scene: it fails."
+    assert arena.problem(found) == "arena: no verdict: X failed in 1 of 1 task: it fails."
     assert arena.problem(judge(arena, {})) == ""
 
 
@@ -285,7 +285,7 @@ def test_settings_are_judged_by_the_clients_own_rows_on_seeds_that_never_report(
     told: list[str] = []
     few = SUITE.model_copy(update={"tuning": SUITE.tuning.model_copy(update={"settings": {"adam": tuple(rules)}})})
     (tried,) = tune_rivals(few, tmp_path, ["hospitals"], QUICK, How(announce=told.append))
-    assert told == ["scene 1 of 1: hospitals, choosing among 2 settings"]
+    assert told == ["task 1 of 1: hospitals, choosing among 2 settings"]
     assert (tried.rule, tried.frozen) == ("adam", next((word for word in rules if word in SUITE.rivals), ""))
     history = History(tmp_path / TUNING / "hospitals")
     seeds = set(history.federations["seed"])

@@ -97,7 +97,7 @@ def test_figures_are_shown_with_half_their_interval(
 
 
 def test_a_real_sweep_is_read_from_its_runs(result: SweepResult):
-    document = result.table
+    document = result.answer
     assert (result.folder / "sweep.svg").read_text().startswith("<svg")
     rows = list(csv.DictReader(io.StringIO((result.folder / "results.csv").read_text())))
     assert len(document.rows) == len(rows) == 8
@@ -107,7 +107,7 @@ def test_a_real_sweep_is_read_from_its_runs(result: SweepResult):
     best = document.best
     assert best.values["training.learning_rate"] == 0.3
     run = Result(result.folder / best.run)
-    last = run.table.rule(best.rule).figures["final"].values
+    last = run.comparison.rule(best.rule).figures["final"].values
     assert best.value.values == last
     assert best.value.mean == pytest.approx(np.mean(last))
 
@@ -138,8 +138,8 @@ def test_the_best_runs_on_the_test_set_and_the_table_says_what_it_came_to(result
     run_on_test(folder, best.changed({"rounds.fraction": None}))  # the share that it comes to is the same
     tested = found.answer(folder).test
     assert tested is not None
-    assert (tested.run, tested.rule, tested.unreached) == ("test", result.table.best.rule, 0)
-    assert tested.value.values == Result(folder / "test").table.rules[0].figures["final"].values
+    assert (tested.run, tested.rule, tested.unreached) == ("test", result.answer.best.rule, 0)
+    assert tested.value.values == Result(folder / "test").comparison.rules[0].figures["final"].values
     assert f"on the test set: accuracy {100 * tested.value.mean:.2f} % ±" in found.next_lines(found.answer(folder))[-1]
     assert found.csv(found.answer(folder)) == (folder / "results.csv").read_text()
     for other in ({"training.epochs": 3}, {"rounds.fraction": 0.4}):
@@ -152,7 +152,7 @@ def test_every_measure_is_what_the_run_recorded(result: SweepResult, measure: st
     means = [row.value.mean for row in document.rows]
     assert means == sorted(means, reverse=measure == "worst10"), "the best first"
     for row in document.rows:
-        figures = Result(result.folder / row.run).table.rule(row.rule).figures
+        figures = Result(result.folder / row.run).comparison.rule(row.rule).figures
         name = "worst_tenth" if measure == "worst10" else "rounds_to_target"
         found = figures[name].values if name in figures else (math.nan,) * 2  # no seed got there
         assert row.value.values == pytest.approx(np.nan_to_num(found, nan=3.0))
@@ -163,7 +163,7 @@ def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
     Sweep.read(result.folder).write_files(result.folder)
     best = load(result.folder / "best.toml")
     assert best.validation is None
-    assert list(best.rules()) == [result.table.best.rule]
+    assert list(best.rules()) == [result.answer.best.rule]
     assert best.model_dump()["training"]["learning_rate"] == 0.3
     first_line = (result.folder / "best.toml").read_text().splitlines()[0]
     assert first_line.startswith("# Chosen by `steelyard sweep`: training.learning_rate = 0.3, training.epochs = ")
@@ -172,17 +172,17 @@ def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
 
 
 def test_a_run_that_was_changed_is_said(result: SweepResult, tmp_path: Path):
-    assert result.table.problems == ()
+    assert result.answer.problems == ()
     folder = tmp_path / "sweep"
     shutil.copytree(result.folder, folder)
-    run = result.table.rows[0].run
+    run = result.answer.rows[0].run
     with sqlite3.connect(folder / run / "run.sqlite") as database:
         database.execute("UPDATE rounds SET accuracy = 0.99 WHERE round = 1")
     database.close()
     document = Sweep.read(folder).answer(folder)
     (problem,) = document.problems
-    assert problem.startswith(f"{run}: CHANGED since it was written: round 1 ")
-    assert f"- {run}: CHANGED since" in render(Sweep.read(folder).parts(document))
+    assert problem.startswith(f"{run}: MODIFIED since it was written: round 1 ")
+    assert f"- {run}: MODIFIED since" in render(Sweep.read(folder).parts(document))
 
 
 def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
@@ -216,7 +216,7 @@ def test_the_table_says_what_its_marks_mean() -> None:
     for words in (
         "lower is better",
         "no point has a figure; mean of 2 seeds",
-        "a target that is not reached counts as the last round; diverged: the model exploded in one seed or more; "
+        "a target that is not reached counts as the last round; diverged: training diverged in one seed or more; "
         "not done: 2 runs",
     ):
         assert words in shown
@@ -243,7 +243,7 @@ def test_the_file_has_a_column_for_each_field_and_seed() -> None:
     ("changes", "lines"),
     [
         ({}, ["sweep stored in a b; its picture: sweep.svg", "on the test set: steelyard run 'a b/best.toml'"]),
-        ({"left": ("run",)}, ["sweep stored in a b", "go on with: steelyard resume 'a b'"]),
+        ({"left": ("run",)}, ["sweep stored in a b", "continue with: steelyard resume 'a b'"]),
         ({"best": None}, ["sweep stored in a b"]),
         (
             {"test": SweepTest(run="test", rule="EQ", value=estimate([0.5]), unreached=0)},

@@ -64,12 +64,12 @@ MADE = {
     "two-labels": figures(BASE, shifted(-0.01, 0.1), shifted(0.0)),
 }
 ANSWER = """
-X is better than fedavg in 2 of 3 scenes, worse in 1, by 0.5 points on average; it failed in 1 scene; 1 scene
-not done.
+X is better than fedavg in 2 of 3 tasks, worse in 1, by 0.5 points on average; it failed in 1 task; 1 task not
+done.
 
 X against fedavg: suite small, version 2, not the whole suite
 ------------------------------------------------------------------------------------------
-scene        fedavg (%)                             X (%)        gain        p       worst
+task         fedavg (%)                             X (%)        gain        p       worst
                                                              (points)   (Holm)     client,
                                                                                       gain
 ------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ free-riders           –                                 –           –     
 
 X against fedavg: suite small, version 2, not the whole suite (continued)
 --------------------------------------
-scene                          verdict
+task                           verdict
 --------------------------------------
 clean                           better
 sizes                           failed
@@ -90,10 +90,10 @@ hospitals    better, within the margin
 two-labels                       worse
 free-riders                   not done
 --------------------------------------
-Mean of 10 seeds ± half the 95% interval, on rows that chose nothing. Mean gain +0.5 ± 0.2 points. Paired
-t-tests, Holm's correction over the scenes. Equal: within 1 point by two one-sided tests.
+Mean of 10 seeds ± half the 95% interval, on samples that no choice used. Mean gain +0.5 ± 0.2 points. Paired
+t-tests, Holm's correction over the tasks. Equal: within 1 point by two one-sided tests.
 
-Every rule over the scenes
+Every rule over the tasks
 -------------------------------------------------
 rule    mean rank  accuracy (%)  worst client (%)
 -------------------------------------------------
@@ -101,8 +101,9 @@ X            1.67    91.5 ± 0.8        81.5 ± 0.8
 EQ           1.83    91.4 ± 0.9        81.4 ± 0.9
 fedavg       2.50    91.0 ± 0.8        81.0 ± 0.8
 -------------------------------------------------
-Rank 1 is the best. Accuracies: mean over the scenes ± half the 95% interval over the seeds. Over the 3 of 5
-scenes in which all of them have figures. Mean ranks less than 1.91 apart cannot be told apart (Nemenyi, 5 %).
+Rank 1 is the best. Accuracies: mean over the tasks ± half the 95% interval over the seeds. Over the 3 of 5
+tasks in which every rule has figures. Mean ranks less than 1.91 apart do not differ significantly (Nemenyi,
+5%).
 
 - sizes: failed: round 1 of X: criterion Z: RuntimeError: there is nothing at all to go by; allowed: numbers
 """
@@ -127,14 +128,14 @@ def test_the_page_holds_the_answer_escaped_and_its_pictures() -> None:
     for part in (
         "<h1>X&lt;i&gt; in the arena</h1>",
         f"<p>{escape(document.sentence)}</p>",
-        "<h3>Gain in each scene</h3>",
-        "<h3>Every rule by its mean rank, and what cannot be told apart</h3>",
+        "<h3>Gain in each task</h3>",
+        "<h3>Every rule by its mean rank, and which do not differ significantly</h3>",
         f"<li>sizes: failed: {WHY}</li>",
         "<dt>suite</dt><dd>small, version 2, not the whole</dd>",
         "<dt>seeds</dt><dd>101, 102, 103,",
         f"<dd>{SUITE.sha256}</dd>",
-        "<dt>level of the tests</dt><dd>5 %</dd>",
-        "<dt>settings tried</dt><dd>&lt;b&gt;: 50.0 %, c: 25.0 %</dd>",
+        "<dt>level of the tests</dt><dd>5%</dd>",
+        "<dt>settings tried</dt><dd>&lt;b&gt;: 50.0%, c: 25.0%</dd>",
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
     ):
@@ -190,7 +191,7 @@ def test_the_mean_gain_has_the_interval_of_its_seeds() -> None:
     assert "not the whole suite" in render(arena_parts(one))
     assert "not the whole" not in render(arena_parts(one.model_copy(update={"whole": True})))
     assert "Mean of 10 seeds" in render(arena_parts(one))
-    assert "\nOne seed, on rows" in render(arena_parts(judged(0.02, seeds=1)))
+    assert "\nOne seed, on samples" in render(arena_parts(judged(0.02, seeds=1)))
     assert " Tests that may be looked at" in render(arena_parts(one.model_copy(update={"opened": 1})))
 
 
@@ -210,22 +211,21 @@ def test_the_correction_is_over_all_scenes() -> None:
 @pytest.mark.parametrize(
     ("document", "changes", "words"),
     [
-        (judged(0.02, 0.004), {}, "X is better than fedavg in 2 of 2 scenes, worse in none, by 1.2 points on average."),
-        (judged(0.02), {"candidate": "a"}, "a is better than fedavg in 1 of 1 scene, worse in none, by 2.0 points on"),
-        (judged(0.02, 0.02, -0.2), {}, "in 2 of 3 scenes, worse in 1, 5.3 points behind on average."),
+        (judged(0.02, 0.004), {}, "X is better than fedavg in 2 of 2 tasks, worse in none, by 1.2 points on average."),
+        (judged(0.02), {"candidate": "a"}, "a is better than fedavg in 1 of 1 task, worse in none, by 2.0 points on"),
+        (judged(0.02, 0.02, -0.2), {}, "in 2 of 3 tasks, worse in 1, 5.3 points behind on average."),
         (
             judged(0.02, -0.02),
             {},
-            "X is not better than fedavg: better in 1 of 2 scenes, worse in 1, equal within 1 point in none, "
+            "X is not better than fedavg: better in 1 of 2 tasks, worse in 1, equal within 1 point in none, "
             "0.0 points ahead on average.",
         ),
-        (judged(-0.01, seeds=2), {}, "cannot be told from fedavg by two seeds: over 1 scene it is 1 point behind on"),
-        (judged(0.02), {"failed": 2, "draft": True}, "; it failed in 2 scenes; on the seeds for choosing."),
+        (judged(-0.01, seeds=2), {}, "Two seeds are too few to compare X with fedavg: over 1 task it is 1 poi"),
+        (judged(0.02), {"failed": 2, "draft": True}, "; it failed in 2 tasks; on the tuning seeds."),
         (judged(0.02), {"opened": 1}, "; all decided by 10 seeds or fewer."),
         (judged(0.02, seeds=1), {"opened": 1}, "; 1 not decided by 1 seed."),
-        (judged(0.02), {"opened": 2, "level": 1 / 120}, "; held to 0.83 % as the 2nd candidate here."),
-        *((judged(0.02), {"opened": int(word[:-2])}, f"as the {word} c") for word in ("3rd", "4th", "12th", "21st")),
-        (judge(on_paper(["clean", "sizes"]), {}), {}, "Nothing can be said of X yet: no scene is done."),
+        (judged(0.02), {"opened": 2, "level": 1 / 120}, "; tested at 0.83% as candidate 2 here."),
+        (judge(on_paper(["clean", "sizes"]), {}), {}, "No recommendation: no task has ended under X."),
     ],
 )
 def test_the_sentence(document: Any, changes: dict[str, Any], words: str) -> None:
@@ -234,7 +234,7 @@ def test_the_sentence(document: Any, changes: dict[str, Any], words: str) -> Non
 
 def test_an_idea_that_fails_everywhere_is_one_sentence() -> None:
     failed = SceneFigures(failed="criterion Z: fails.")
-    for names, words in ((["clean"], "1 of 1 scene"), (["clean", "sizes"], "both scenes"), (NAMES[:3], "all 3 scenes")):
+    for names, words in ((["clean"], "1 of 1 task"), (NAMES[:3], "3 of 3 tasks")):
         document = judge(on_paper(names), dict.fromkeys(names, failed))
         assert document.sentence == f"X failed in {words}: criterion Z: fails."
         shown = render(arena_parts(document), width=40)
@@ -256,7 +256,7 @@ def test_a_verdict_stays_and_scenes_that_wait_count_in_the_correction() -> None:
         assert scene.p_holm == pytest.approx(min(1.0, 3 * scene.p))
         words.append(scene.verdict)
     assert words == sorted(words, key=lambda word: word == "better")
-    assert document.sentence.endswith("2 scenes not done; 2 not decided by 40 seeds.")
+    assert document.sentence.endswith("2 tasks not done; 2 not decided by 40 seeds.")
     same = judge(arena, {"clean": figures(base.tolist(), base.tolist())}).scenes[0]
     assert (same.verdict, same.p_holm) == ("equal", 1.0)
     assert same.equal_p_holm == pytest.approx(3 * anytime_equivalence_p([0.0] * 40, SUITE.margin))

@@ -93,13 +93,13 @@ def register(
 
 def submit(
     folder: Annotated[Path, typer.Argument(help="Folder of the server, which must be serving.")],
-    experiment: Annotated[str, typer.Argument(help="Recipe or TOML file, or the folder of a run to go on with.")],
+    experiment: Annotated[str, typer.Argument(help="Recipe or TOML file, or the folder of a run to resume.")],
     changes: SetOption = None,
     seed: SeedOption = None,
     out: OutOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
+    """Put a run into the queue of a server of this machine and show its rounds, or resume the run in a folder."""
     require_flower()
 
     run = Path(experiment)

@@ -46,21 +46,21 @@ BaselineOption = Annotated[
 ]
 FullOption = Annotated[bool, typer.Option("--full", help="Also every test of every rule in words, and every table.")]
 ReportOption = Annotated[bool, typer.Option("--report", help="Also write the report: report.html in the run's folder.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
-FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything (default: the experiment's).")]
+FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed (default: the experiment's).")]
 SeedsOption = Annotated[
     int, typer.Option("--seeds", metavar="NUMBER", min=1, help="How many seeds, counted from the first.")
 ]
 AcceptOption = Annotated[
     list[str] | None,
-    typer.Option("--accept", help="Go on in spite of this finding of `steelyard check`. May be given again."),
+    typer.Option("--accept", help="Continue in spite of this finding of `steelyard check`. May be given again."),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run of kind recommend.")]
 KeysOption = Annotated[
     Path | None, typer.Option("--keys", help="Folder of public keys that you trust: NODE.pub, server.pub.")
 ]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The final hash of this run that you kept elsewhere.")]
-RuleOption = Annotated[str | None, typer.Option(help="Which rule of the run; default: the main one.")]
+RuleOption = Annotated[str | None, typer.Option(help="Which rule of the run (default: the main one).")]
 
 
 def parse_counts(text: str, option: str, most: int = 1_000_000) -> list[int]:
@@ -149,9 +149,9 @@ def asking(trust: bool) -> Ask:
             return
         with paused():  # a moving bar would write over the question, and stands in the way of standard error
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
-                refuse(where, code, "with --trust, once you have looked at it")
+                refuse(where, code, "add --trust")
             # A file from elsewhere must not hide, with a terminal's control characters, what it would run.
-            print(f"{printable(where)} names code of its own, which would run with your rights:", file=sys.stderr)
+            print(f"{printable(where)} names code, which would run with your permissions:", file=sys.stderr)
             for field, value in code.items():
                 print(f"  {printable(field)} = {printable(value)}", file=sys.stderr)
             if not typer.confirm("Run it?", default=False, err=True):

@@ -137,7 +137,7 @@ def watched(work: Callable[[], DoneT]) -> DoneT:
     except Stopped as stop:
         folder = str(stop.folder)
         how = "the same command and --out" if stop.again else "steelyard resume"
-        _log.error(f"stopped; what is done is in {folder}; go on with: {how} {shlex.quote(folder)}")
+        _log.error(f"stopped; what is done is in {folder}; continue with: {how} {shlex.quote(folder)}")
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
         _log.error("stopped before the run began; nothing was written")
@@ -166,7 +166,7 @@ def finish(work: Callable[[], Result], format: Format, report: bool = False) -> 
     """Do the work of a command that runs an experiment and print its result; use it for every such command."""
     result = watched(work)
     with doing("summing up"):
-        document = result.table
+        document = result.comparison
     if report:
         write_own_report(result, document)
     line = report_line(str(result.folder), report)
@@ -190,13 +190,13 @@ def next_step(run: str, look: str | None = None, *, has_model: bool) -> list[str
 def result_parts(document: Comparison) -> list[Block]:
     """Return the result of a run as tables and sentences for people."""
     rules = document.rules
-    parts: list[Block] = [] if document.recommendation is None else [main_table(document, target=True)]
-    lines = headline(document, lines=False)
+    tested = [] if document.recommendation is None else [main_table(document, target=True)]
+    lines: list[str] = []
     if not document.has("worst"):
         why = "partition.test = 'none', or nodes with tests = false"
-        lines.append(f"no client tested the models ({why})")
+        lines.append(f"No client tested the models ({why})")
     lines += _sampled(document)
-    parts += [*lines, _readings(document), *_flaws(document)]
+    parts: list[Block] = [*headline(document, lines=False), *tested, *lines, _readings(document), *_flaws(document)]
     # Of classes the accuracy stands above; macro F1 is of interest where the loss follows it.
     server = server_tables(document)
     if not document.has("server_accuracy") or any(rule.adapts_loss for rule in rules):
@@ -257,7 +257,7 @@ def _flaws(document: Comparison) -> list[str]:
     for flaw, clients in by_flaw.items():
         more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
         which = f" (seed {seed})" if others else ""
-        lines.append(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}")
+        lines.append(f"faulty{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}")
     return lines
 
 
@@ -310,8 +310,8 @@ def _heaviest(document: Comparison) -> list[Table]:
     room = (terminal_width() - max(len(row[0]) for row in rows)) // (widest + 2)
     ranks = max(1, min(max(map(len, rows)) - 1, room))
     who = "Users" if ranks_lists(document.measure) else "Clients"
-    title = f"{who} that carried most weight (share of all weight, samples"
-    title += ", * flawed)" if any(flaws.values()) else ")"
+    title = f"{who} with most weight (share of all weight, samples"
+    title += ", * faulty)" if any(flaws.values()) else ")"
     filled = tuple((*row, *[""] * ranks)[: ranks + 1] for row in rows)
     return [Table(title, ("rule", *(f"{rank}." for rank in range(1, ranks + 1))), filled)]
 

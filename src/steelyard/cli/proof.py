@@ -43,7 +43,7 @@ def verify(
     model: Annotated[Path | None, typer.Option("--model", help="Folder of a model: is it a model of this run?")] = None,
     format: FormatOption = "text",
 ) -> None:
-    """Check that a run's folder is what its run wrote; ends with 0 (whole), 1 (changed) or 2 (cannot be checked)."""
+    """Check that a run's folder is as its run wrote it; ends with 0 (intact), 1 (modified) or 2 (cannot be checked)."""
     from steelyard.report.verification import verify as look
 
     with watching(not quiet()), doing("checking the run"):
@@ -93,9 +93,9 @@ def record(
     else:
         print(printable(f"{check}: {'NOT the record that this run gives' if differs else 'the record of this run'}"))
     verdict = document["verified"]["verdict"]
-    if verdict != "whole":
+    if verdict != "intact":
         print(printable(f"{folder}: {verdict}; see `steelyard verify {shlex.quote(str(folder))}`"))
-    raise typer.Exit(1 if differs or verdict == "CHANGED" else 0)
+    raise typer.Exit(1 if differs or verdict == "MODIFIED" else 0)
 
 
 # What each client of a run added to its model; a run without one.

@@ -122,9 +122,8 @@ def compare(
         list[str] | None,
         typer.Option(
             "--rules",
-            help='Rules, with commas or one by one: DS, "LD>DS>MD", online, "online(LD>DS)", greedy, bandit, '
-            'fedavg, adafed, mean, recipe, "feddisco(a=0.5)" and other policies, all (every policy '
-            "once). Default: each criterion, all orders of up to three, online.",
+            help='Rules, with commas or one by one, such as "fedavg,LD>DS/max"; `steelyard list rules` has all words '
+            "(default: each criterion, all orders of up to three, online).",
         ),
     ] = None,
     seeds: SeedsOption = 1,

@@ -56,7 +56,7 @@ class Listing(NamedTuple):
 
 def list_names(
     what: Annotated[
-        Literal["rules", "criteria", "algorithms", "policies", "models", "recipes"] | None,
+        Literal["rules", "criteria", "algorithms", "policies", "attacks", "models", "recipes"] | None,
         typer.Argument(help="What to list; without it, what there is to list."),
     ] = None,
     plugin: Annotated[
@@ -64,7 +64,7 @@ def list_names(
     ] = None,
     format: FormatOption = "text",
 ) -> None:
-    """List the words of rules, criteria, algorithms, policies (weights by others), built-in networks or recipes."""
+    """List the words of rules, criteria, algorithms, published weighting methods, attacks, networks or recipes."""
     loads = {"criteria": criterion.load_plugins, "algorithms": catalogue.load_plugins}
     if plugin and what not in loads:
         raise UserError(f"--plugin: got it with {what or 'nothing to list'}; allowed with: {listed(loads)}")
@@ -82,7 +82,7 @@ def explain(
     rule: Annotated[str, typer.Argument(help='A rule, such as "VP>LD>DS/max" or "median(EQ)".')],
     experiment: Annotated[
         str,
-        typer.Option(help="Recipe or file whose rules may be named [quickstart].", autocompletion=recipe_names),
+        typer.Option(help="Recipe or file whose rules may be named.", autocompletion=recipe_names),
     ] = "quickstart",
     trust: TrustOption = False,
     format: FormatOption = "text",
@@ -165,6 +165,20 @@ def _policies() -> Listing:
     return Listing(found, ("policy", "what it weighs by, what it needs, and its parameters"), rows)
 
 
+def _attacks() -> Listing:
+    # For speed of start: attacks run studies, which need torch.
+    from steelyard.data.flaws import FlawSettings
+    from steelyard.studies.attack import ATTACKS
+
+    rows = [
+        (name, ", ".join(FlawSettings(**flaw, pick="random", share=0.2).words() for flaw in flaws))
+        for name, flaws in ATTACKS.items()
+    ]
+    return Listing(
+        dict(rows), ("attack", "what malicious clients do; NAME+inflation: they also claim a false size"), rows
+    )
+
+
 def _models() -> Listing:
     found: list[dict[str, object]] = []
     rows: list[tuple[str, ...]] = []
@@ -198,6 +212,7 @@ LISTINGS: Mapping[str, tuple[str, Callable[[], Listing]]] = {
     "criteria": ("what clients can be weighted by", _criteria),
     "algorithms": ("how clients train and the server updates", _algorithms),
     "policies": ("the published weighting methods", _policies),
+    "attacks": ("what malicious clients may do: --attack", _attacks),
     "models": ("the built-in networks", _models),
     "recipes": ("the ready experiments", _recipes),
 }
@@ -211,7 +226,7 @@ def show(
     changes: SetOption = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of an experiment file.")] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
-    split: Annotated[bool, typer.Option("--split", help="Draw how its rows are shared out over the clients.")] = False,
+    split: Annotated[bool, typer.Option("--split", help="Draw how samples are partitioned over clients.")] = False,
     seed: SeedOption = None,
     figure: Annotated[
         Path | None, typer.Option("--figure", help="With --split: also write it as a .svg, .png or .pdf file.")

@@ -55,30 +55,30 @@ def sweep(
     ] = None,
     rules: Annotated[
         list[str] | None,
-        typer.Option("--rules", help="Rules as in `steelyard compare`; default: the experiment's main rule."),
+        typer.Option("--rules", help="Rules as in `steelyard compare` (default: the experiment's main rule)."),
     ] = None,
     seeds: SeedsOption = 1,
     measure: Annotated[
         str,
         typer.Option(
             "--measure",
-            help="What to choose by: score (the experiment's own), worst10, rounds-to-target, loss; of classes also "
-            "accuracy, server-accuracy, server-macro-f1; of numbers rmse, mae, mape, server-mape; of survival "
-            "server-c-index; of masks server-dice; of several labels server-macro-f1; "
-            "of recommenders ndcg, precision, recall, hit_rate, f1_per_user.",
+            help="Metric that chooses: score (the experiment's own), worst10, rounds-to-target, loss, or one of "
+            "`steelyard docs sweep measure`.",
         ),
     ] = "score",
     validation: Annotated[
         float | None,
-        typer.Option("--validation", help="Share of the training data to choose on; default: the recipe's, or 0.1."),
+        typer.Option("--validation", help="Share of the training data to choose on (default: the recipe's, or 0.1)."),
     ] = None,
     jobs: JobsOption = 1,
-    test: Annotated[bool, typer.Option("--test", help="Then run the best on the test set, with all seeds.")] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Then run the best point on the test set, with all seeds.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Also run a grid of more than 100 points.")] = False,
     changes: SetOption = None,
     seed: SeedOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The sweep's own folder; one that holds the same sweep goes on.")
+        Path | None, typer.Option("--out", help="The sweep's own folder; a stopped sweep continues in it.")
     ] = None,
     part: PartOption = None,
     trust: TrustOption = False,
@@ -122,36 +122,34 @@ def attack(
         list[str] | None,
         typer.Option(
             "--attack",
-            help="label-flip, class-flip, sign-flip, scaled-reversal, gaussian, alie, ipm, min-max, bias-push, "
-            "free-rider, free-riders, backdoor, backdoor-boosted, semantic-backdoor, semantic-boosted, late-inflation "
-            "or inflation; each also as NAME+inflation; with commas or one by one; all: each of them, lying.",
+            help="Attacks, with commas or one by one, such as sign-flip,alie+inflation; `steelyard list attacks` has "
+            "all names. all: each of them, with a false size.",
         ),
     ] = None,
     adaptive: Annotated[
         bool,
         typer.Option(
             "--adaptive",
-            help="Add attackers that know the rule and send the worst of what they tried, also in different roles: "
-            "adaptive and its kinds, each lying.",
+            help="Add attackers that know the rule and send the worst of what they tried, with a false size.",
         ),
     ] = False,
-    fraction: Annotated[float, typer.Option("--fraction", help="Share of the clients that are hostile.")] = 0.2,
+    fraction: Annotated[float, typer.Option("--fraction", help="Share of the clients that are malicious.")] = 0.2,
     rules: Annotated[
         list[str] | None,
         typer.Option(
-            "--rules", help="Rules as in `steelyard compare`; default: fedavg, EQ, each robust rule, and guarded."
+            "--rules", help="Rules as in `steelyard compare` (default: fedavg, EQ, the robust rules, guarded)."
         ),
     ] = None,
     seeds: SeedsOption = 1,
     changes: SetOption = None,
     seed: FirstSeedOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder that gets one run for each attack; one with the same goes on.")
+        Path | None, typer.Option("--out", help="Folder with one run for each attack; stopped ones continue in it.")
     ] = None,
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Make some clients hostile and show accuracy under each rule, beside the same without them."""
+    """Make some clients malicious, and show the accuracy under each rule with and without them."""
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.studies.attack import Attack, attack_names, rules_for, under_attack
@@ -177,21 +175,21 @@ def arena(
     rule: Annotated[
         str | None, typer.Option("--rule", help="Rule to test, in words that may use what the file defines.")
     ] = None,
-    suite: Annotated[str, typer.Option("--suite", help="Which suite of fixed tasks (scenes).")] = "small",
+    suite: Annotated[str, typer.Option("--suite", help="Which suite of fixed tasks.")] = "small",
     scenes: Annotated[
-        list[str] | None, typer.Option("--scenes", help="Only these scenes, with commas or one by one.")
+        list[str] | None, typer.Option("--scenes", help="Only these tasks, with commas or one by one.")
     ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many of the suite's seeds.")] = None,
     draft: Annotated[bool, typer.Option("--draft", help="Use tuning seeds, while you develop the idea.")] = False,
     until_decided: Annotated[
         bool,
-        typer.Option("--until-decided", help="Use held-out seeds, in batches, until every scene is decided."),
+        typer.Option("--until-decided", help="Use held-out seeds, in batches, until every task is decided."),
     ] = False,
     retune: Annotated[
         bool, typer.Option("--retune", help="Choose the other rules' settings again, beside the fixed ones.")
     ] = False,
     part: PartOption = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="How many scenes run at a time, each in its own process.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="How many tasks run at a time, each in its own process.")] = 1,
     check: Annotated[
         Path | None,
         typer.Option("--check", help="Check an archive, or its folder, and replay a part of it."),
@@ -199,7 +197,7 @@ def arena(
     changes: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for the runs, one for each scene; a stopped arena continues in it."),
+        typer.Option("--out", help="Folder for the runs, one for each task; a stopped arena continues in it."),
     ] = None,
     trust: TrustOption = False,
     format: FormatOption = "text",
@@ -264,7 +262,7 @@ def _chosen(
     folder = tuning_folder(suite, out)
     values = watched(lambda: tuning.answer(go_on(tuning, folder, _how(jobs))))
     best = Tried(found[0].label, values).best
-    _log.info(f"chosen on the clients' own test rows: {best}, of {len(found)} settings")
+    _log.info(f"chosen on the clients' own test samples: {best}, of {len(found)} settings")
     tried = {label: value for label, value in values.items() if not math.isnan(value)}
     return next(each for each in found if each.label == best), tried, folder
 

@@ -78,7 +78,7 @@ def watch(
     ] = ("127.0.0.1"),
     token: Annotated[
         str | None,
-        typer.Option("--token", help="What a browser must bring, 16 characters or more; default: made and printed."),
+        typer.Option("--token", help="Access token, 16+ characters (default: generated)."),
     ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Also start and resume experiments that name Python code of their own.")
@@ -222,7 +222,7 @@ def reweighed_parts(document: Reweighed) -> list[Block]:
     if len(rows) > MOST:
         parts.append(f"and {len(rows) - MOST} more clients; --format json lists all")
     if found := document.flawed:
-        parts.append(f"flawed clients (*): {found.weight:.1%} of all weight, {found.recorded:.1%} as recorded")
+        parts.append(f"faulty clients (*): {found.weight:.1%} of all weight, {found.recorded:.1%} as recorded")
     return [*parts, document.note]
 
 

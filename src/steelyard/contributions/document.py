@@ -124,8 +124,8 @@ def widened(value: Floats, low: Floats, high: Floats) -> tuple[Floats, Floats, F
 
 
 UNITS = {
-    "loss": "loss on the server's rows",
-    "accuracy": "accuracy on the server's rows",
+    "loss": "loss on the server's samples",
+    "accuracy": "accuracy on the server's samples",
     "local-loss": "loss on the clients' test rows",
     "local-accuracy": "accuracy on the clients' test rows",
     "agreement": "cosine with the rule's own update, mean over classes and rounds",
@@ -298,8 +298,8 @@ def _order_only(stored: Sequence[StoredValues], verdicts: Sequence[str], values:
     if "harms" in verdicts:
         return []
     return [
-        "Order only, and an unsure one: nobody clearly harms, and among such clients estimates agreed poorly with "
-        "retrained values in some scenes (correlations of about 0.3: docs/results/contributions.md); --retrain tells."
+        "Only the ranking is usable, and it is uncertain: no client clearly harms, and estimates of such clients "
+        "correlated poorly with retrained values (about 0.3: docs/results/contributions.md); --retrain computes them."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Hostile clients: the kinds of `[[flaws]]` whose clients send another update than theirs, or teach a backdoor."""
+"""Malicious clients: the kinds of `[[flaws]]` whose clients send another update than theirs, or teach a backdoor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Attack(FlawSettings):
-    """Hostile clients, which send another update than theirs; docs/reference/defence.md has the formulas.
+    """Malicious clients, which send another update than theirs; docs/reference/defence.md has the formulas.
 
     u is their own, μ and σ the mean and standard deviation of the honest updates of the cohort, by coordinate.
     """

@@ -196,7 +196,7 @@ class ClientRows:
 
 @dataclass(frozen=True, eq=False)
 class Backdoor:
-    """Which class hostile clients want to be answered, and for which rows of the data set: test rows of others."""
+    """Which class malicious clients want to be answered, and for which rows of the data set: test rows of others."""
 
     target: int
     rows: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
@@ -265,7 +265,7 @@ class Population:
     )
     """By client: what is known of its device and its user, {"device": {"battery": 0.7}, "user": {...}}."""
     backdoor: Backdoor | None = None
-    """Test rows with the pattern that hostile clients taught; None in a population without."""
+    """Test rows with the pattern that malicious clients taught; None in a population without."""
     testable: int | None = None
     """How many clients had test rows, where only a sample of them keeps theirs; None: all of them do."""
 

@@ -233,10 +233,10 @@ def trimmed_mean(values: torch.Tensor, weights: torch.Tensor, share: float) -> t
 #
 # V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021), divide-and-conquer (DnC) over all parameters,
 # which the Gram matrix holds exactly; the paper samples parameters to save memory, and leaves out f along one
-# direction. Hostile clients who push together make that direction theirs, unless one honest client with odd data has
+# direction. Malicious clients who push together make that direction theirs, unless one honest client with odd data has
 # it; so it is looked for anew. The paper clips nothing, so that one huge update takes the direction and hides updates
-# of any length behind it. Clipped, k < n/2 hostile clients of weight at most c each add at most k c r n/(n − f) to the
-# step, whatever they send, and r is no longer than some honest update.
+# of any length behind it. Clipped, k < n/2 malicious clients of weight at most c each add at most k c r n/(n − f) to
+# the step, whatever they send, and r is no longer than some honest update.
 
 
 PASSES = 8

@@ -376,7 +376,7 @@ def _copy(source: Path, folder: Path, taken: set[str], field: str) -> str:
 def refuse(where: str, code: Mapping[str, str], allowed: str) -> None:
     """Refuse to run the code that a file or folder names, in one line that says which and how to allow it."""
     shown = listed(f"{field} = {value}" for field, value in code.items())
-    raise UserError(f"{where}: names code of its own ({shown}), which would run with your rights; allowed: {allowed}")
+    raise UserError(f"{where}: names code ({shown}), which runs with your permissions. Read it, then {allowed}")
 
 
 def _code_in(document: Mapping[str, Any]) -> list[tuple[str, str, Callable[[str], None]]]:

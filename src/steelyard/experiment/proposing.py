@@ -216,10 +216,10 @@ def _measure(summary: DataSummary, clients: int) -> tuple[str, str] | None:
 
 
 MEASURED = {
-    "classes": ("VP", "how well the client's model does on the server's rows"),
-    "survival": ("VC", "how well the client's model orders patients on the server's rows"),
-    "segmentation": ("VM", "how well the masks of the client's model cover those of the server's rows"),
-    "regression": ("VE", "how small the error of the client's model is on the server's rows"),
+    "classes": ("VP", "how well the client's model does on the server's validation set"),
+    "survival": ("VC", "how well the client's model orders patients on the server's validation set"),
+    "segmentation": ("VM", "how well the masks of the client's model cover those of the server's validation set"),
+    "regression": ("VE", "how small the error of the client's model is on the server's validation set"),
 }
 """By task, the criterion that the server measures on its rows, where targets are above 0 in a regression."""
 

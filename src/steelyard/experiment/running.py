@@ -121,7 +121,7 @@ def run(
             return _go(parts, folder, store, progress)
         except Exception:
             if not store.begun:
-                # Nothing to go on with: the folder is free for another try.
+                # Nothing to continue with: the folder is free for another try.
                 store.close()
                 discard(folder, made)
             raise
@@ -168,7 +168,7 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
     least = experiment.rounds.min_clients
     counts: list[int] = []
     for seed in seeds:
-        with doing(f"sharing out the data, seed {seed}"):
+        with doing(f"partitioning the data, seed {seed}"):
             counts.append(len(clients.names(seed)))
     if least > min(counts):
         raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the number of clients")
@@ -316,7 +316,7 @@ def _begin(parts: Parts, folder: Path, store: Store, *, accept: bool) -> tuple[d
     _note_begun(store, parts)
     for seed in parts.seeds:
         # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
-        with doing(f"sharing out the data, seed {seed}"):
+        with doing(f"partitioning the data, seed {seed}"):
             clients.names(seed)
     if parts.plan.report:
         rows = {str(seed): parts.server.report_rows(seed) for seed in parts.seeds}

@@ -94,7 +94,7 @@ class Model(Predictor):
 
 def untrusted(where: str, code: Mapping[str, str]) -> None:
     """Refuse to run a network of somebody's own; what Python calls where trust was not said."""
-    refuse(where, code, "trust=True, once you have looked at it")
+    refuse(where, code, "give trust=True")
 
 
 def write_folder(

@@ -359,7 +359,7 @@ class Figures:
 
         folder = run_folder(self.root, run)
         read_text(folder)
-        ask = partial(refuse, allowed="`steelyard model --trust`, once you have looked at it")
+        ask = partial(refuse, allowed="type `steelyard model --trust`")
         with TemporaryDirectory() as place:
             made = take(folder, ask=ask).save(Path(place) / "model")
             content = BytesIO()

@@ -118,7 +118,7 @@ class Curve:
     flawed: Mapping[str, float] = field(default_factory=dict[str, float])
     """The share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
     heaviest: tuple[HeavyClient, ...] = ()
-    """The clients that carried most weight."""
+    """The clients with most weight."""
 
 
 OF_A_STEP = ("product_error", "factor_error")
@@ -232,7 +232,7 @@ class Chain(Document):
 
 
 class SingleClient(Document):
-    """How many of a rule's rounds weighed one client only."""
+    """How many of a rule's rounds weighted one client only."""
 
     rule: str
     seed: int
@@ -257,7 +257,7 @@ def chain_of(history: History) -> Chain:
 
 
 def single_client_rounds(history: History) -> tuple[SingleClient, ...]:
-    """Return each rule and seed with rounds that weighed one client; a sound run has none.
+    """Return each rule and seed with rounds that weighted one client; a sound run has none.
 
     The weight of a single client is all there is, so that such a round says nothing of a rule.
     """
@@ -364,7 +364,7 @@ def servers_rows(history: History) -> str:
 
 
 def _heaviest(cohorts: Cohorts) -> tuple[HeavyClient, ...]:
-    """Return the clients that carried most weight, the heaviest first."""
+    """Return the clients with most weight, the heaviest first."""
     weighed = ~np.isnan(cohorts.weight)
     client, weight = cohorts.client[weighed], cohorts.weight[weighed]
     totals = np.bincount(client, weight, minlength=len(cohorts.clients))

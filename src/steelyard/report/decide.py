@@ -390,7 +390,7 @@ def _use(found: Verdict, measure: Measure) -> str:
     verb = f"Ask no clients ({found.rule})" if found.asks_nobody else f"Use {found.rule}"
     way = "lower" if found.less_is_better else "higher"
     parts = [
-        f"{verb}: {measure.name} is {_amount(found.difference.mean, measure)} {way} than with {found.baseline} "
+        f"{verb}: {measure.name} is {amount(found.difference.mean, measure)} {way} than with {found.baseline} "
         f"{found.reported or found.where} (95% confidence interval {low} to {high}, {found.seeds} seeds).",
         _undecided(found),
         found.reason,
@@ -441,18 +441,18 @@ def _written(value: float, measure: Measure) -> str:
     return f"{value:.1%}" if measure.percent else f"{measure.name} {value:.4g}"
 
 
-def _amount(difference: float, measure: Measure) -> str:
+def amount(difference: float, measure: Measure) -> str:
     """Write how large a difference is, without its sign."""
     size = abs(measure.factor * difference)
     if not measure.percent:
         return f"{size:.3g}"
-    shown = f"{size:.1f}" if size >= 0.095 or not size else f"{size:.1g}"
+    shown = f"{size:.1f}" if size >= 0.095 or size < 1e-9 else f"{size:.1g}"
     return "1 point" if shown == "1.0" else f"{shown} points"
 
 
 def _named(difference: float, measure: Measure) -> str:
     """Write a difference with what it is of, where points do not say it."""
-    return _amount(difference, measure) if measure.percent else f"{measure.name} {_amount(difference, measure)}"
+    return amount(difference, measure) if measure.percent else f"{measure.name} {amount(difference, measure)}"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

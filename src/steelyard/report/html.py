@@ -166,7 +166,7 @@ def sign(view: RunView) -> Sign:
         return Sign("A steelyard, level.", plain=True)
     weight, number = shares["flawed_weight"].mean, shares["flawed_updates"].mean
     joined = "but" if number - weight > LEVEL else "and"
-    words = f"flawed clients were {number:.0%} of participants {joined} got {weight:.0%} of the weight."
+    words = f"faulty clients were {number:.0%} of participants {joined} got {weight:.0%} of the weight."
     title = f"Under {federation.label} {words}"
     return Sign(title, round(tilt(number, weight), 1), round(96.0 + 96.0 * (1.0 - weight), 1))
 
@@ -351,7 +351,7 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
         # Standing out: flawed, left out, or far from what everybody gets.
         entry["interest"] = 2.0 * bool(entry["flaws"]) + 1.5 * bool(entry["failures"]) + float(far[entry["name"]])
     every, longest = federation.history.every, max(entry["asked"] for entry in entries)
-    some = f"{len(totals)} were asked: these are the flawed, the heaviest and the lightest."
+    some = f"{len(totals)} were selected: these are the faulty ones, the heaviest and the lightest."
     notes = [
         some if len(kept) < len(totals) else "",
         f"Of this long run one round in {every} is shown client by client." if every > 1 else "",

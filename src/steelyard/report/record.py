@@ -23,7 +23,7 @@ from steelyard.report.view import RunView, plain
 from steelyard.runs.history import History
 from steelyard.weighing.reading import reading
 
-NO_PURPOSE = "not said: `description` of the experiment is empty"
+NO_PURPOSE = "not given: `description` of the experiment is empty"
 NOT_MEASURED = "not measured in this run (`steelyard contributions`)"
 NO_ATTACKS = "none recorded"
 _NOT_COVERED = (
@@ -66,7 +66,7 @@ def record(
         "result": _result(history, chosen, seed, checked.round),
         "sites": _sites(history, chosen, seed),
         "contributions": NOT_MEASURED if isinstance(values, str) else values,
-        "privacy": privacy_lines(history.facts.privacy) or ["no differential privacy was promised"],
+        "privacy": privacy_lines(history.facts.privacy) or ["no differential privacy"],
         "findings": history.facts.finding_lines or ["nothing"],
         "attacks": list(attacks(chosen)) if attacks is not None else [NO_ATTACKS],
         "notes": history.notes,
@@ -159,9 +159,9 @@ def record_html(document: Record) -> str:
     """Return a record as one page without scripts, for screen and paper."""
     result = {
         "Rule": f"{document['rule']}, algorithm {document['algorithm']}",
-        "How it weighs": document["why"][0],
-        "Why this rule": " ".join(document["why"][1:]) or "it is the run's main rule; none was recommended",
-        "Beside it": _cut(", ".join(document["beside"])) or "no other rule",
+        "Weighting": document["why"][0],
+        "Why this rule": " ".join(document["why"][1:]) or "the run's main rule; none was recommended",
+        "Compared with": _cut(", ".join(document["beside"])) or "no other rule",
         "Rounds": str(document["rounds"]),
         f"Last {document['measure']}": "-" if document["result"] is None else f"{document['result']:.4f}",
     }
@@ -197,11 +197,11 @@ def _sites_table(sites: Sequence[RecordedSite]) -> Table:
         )
         for site in sites[:MOST_SITES]
     )  # fmt: skip
-    headings = ("site", "training rows", "rows by class", "flaws", "rounds", "mean weight")
+    headings = ("site", "training samples", "samples by class", "faults", "rounds", "mean weight")
     left = sites[MOST_SITES:]
     flawed = sum(bool(site["flaws"]) for site in left)
     total = sum(site["rows"] or 0 for site in left)
-    more = f"and {len(left)} more sites with {total} training rows, {flawed} of them with known flaws" if left else ""
+    more = f"and {len(left)} more sites, {flawed} with known faults: {total} training samples" if left else ""
     return Table("", headings, rows, note=more)
 
 

@@ -192,7 +192,7 @@ class Comparison(Document):
     flaws: dict[int, dict[str, tuple[str, ...]]]
     """By seed and client, in words."""
     weighed_one: tuple[SingleClient, ...]
-    """Rules and seeds with rounds that weighed one client only; empty for a sound run."""
+    """Rules and seeds with rounds that weighted one client only; empty for a sound run."""
     failing: tuple[FailingClient, ...] = ()
     """Clients that failed in at least half of the rounds in which they were selected."""
     left_out: dict[str, str]

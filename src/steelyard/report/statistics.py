@@ -402,9 +402,9 @@ def _flawed(of: str, curve: Curve, settings: RoundSettings) -> float:
 
 
 FIGURES = (
-    FigureOfMerit("flawed_weight", "weight of flawed", partial(_flawed, "weight"), SHARE, ("main",)),
-    FigureOfMerit("flawed_samples", "samples of flawed", partial(_flawed, "samples"), SHARE),
-    FigureOfMerit("flawed_updates", "updates of flawed", partial(_flawed, "updates"), SHARE),
+    FigureOfMerit("flawed_weight", "weight of faulty", partial(_flawed, "weight"), SHARE, ("main",)),
+    FigureOfMerit("flawed_samples", "samples of faulty", partial(_flawed, "samples"), SHARE),
+    FigureOfMerit("flawed_updates", "updates of faulty", partial(_flawed, "updates"), SHARE),
     FigureOfMerit(
         *("final", "final", lambda curve, settings: _last(curve.overall)),
         tables=("main", "clients"),
@@ -420,10 +420,10 @@ FIGURES = (
     FigureOfMerit("worst", "worst client", partial(_of_clients, worst_score), None, ("clients",)),
     FigureOfMerit("worst_tenth", "worst tenth", partial(_of_clients, worst_tenth), None, ("main", "clients")),
     FigureOfMerit(
-        "p10", "10th perc.", partial(_of_clients, lambda scores: np.percentile(scores, 10)), None, ("clients",)
+        "p10", "10th percentile", partial(_of_clients, lambda scores: np.percentile(scores, 10)), None, ("clients",)
     ),
     FigureOfMerit(
-        "p90", "90th perc.", partial(_of_clients, lambda scores: np.percentile(scores, 90)), None, ("clients",)
+        "p90", "90th percentile", partial(_of_clients, lambda scores: np.percentile(scores, 90)), None, ("clients",)
     ),
     FigureOfMerit("spread", "std. dev.", partial(_of_clients, np.std), None, ("clients",)),
     FigureOfMerit("jain", "Jain", partial(_of_clients, jain), INDEX, ("clients",)),

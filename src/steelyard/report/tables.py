@@ -106,13 +106,18 @@ def _common(document: Comparison) -> list[Column]:
 def chain_line(chain: Chain) -> str:
     """Return one line on a chain: the warning, or the final hash; empty before the first checkpoint."""
     if chain.problem:
-        return f"CHANGED since it was written: {printable(chain.problem)}; what is shown is what is there now"
+        return f"MODIFIED since it was written: {printable(chain.problem)}; figures show the modified data"
     return f"final hash (round {chain.round}): {chain.closing}" if chain.head else ""
 
 
 def chain_lines(chain: Chain) -> list[Copied]:
-    """Return `chain_line` for a terminal, which does not break it; nothing before the first checkpoint."""
-    return [Copied(line)] if (line := chain_line(chain)) else []
+    """Return `chain_line` for a terminal, which does not break it; nothing before the first checkpoint.
+
+    The hash has a line of its own: it has 64 letters, and who keeps it copies that line.
+    """
+    if chain.problem or not chain.head:
+        return [Copied(line)] if (line := chain_line(chain)) else []
+    return [Copied(f"final hash (round {chain.round}):"), Copied(chain.closing)]
 
 
 def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
@@ -123,7 +128,7 @@ def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
     more = f", and so did {len(found) - 1} more of the rules and seeds" if len(found) > 1 else ""
     return [
         f"Warning: {most.rounds} of {most.of} rounds of {most.rule}, seed {most.seed}, weighed one client "
-        f"only{more}: no rule can prefer one client to another there. {RAISE}"
+        f"only{more}: these rounds cannot compare rules. {RAISE}"
     ]
 
 
@@ -225,7 +230,7 @@ def _flawed_sentence(document: Comparison, found: Verdict) -> list[str]:
         shown = [rule for rule in (found.baseline, *(row.rule for row in best)) if rule in weights]
     first, *rest = [f"{rule} gave them {weights[rule]:.0%}" for rule in shown]
     told = ", ".join([f"{first} of all weight", *rest])
-    return [f"{len(flaws)} of {document.clients} clients were flawed: {common}. {told}."]
+    return [f"{len(flaws)} of {document.clients} clients were faulty (simulated): {common}. {told}."]
 
 
 def comparison_parts(document: Comparison, *, all_tables: bool = True, in_words: bool = False) -> list[Block]:
@@ -334,8 +339,8 @@ def _weighed_one(document: Comparison) -> list[Table]:
     if not document.weighed_one:
         return []
     rows = [(row.rule, str(row.seed), f"{row.rounds} of {row.of}") for row in document.weighed_one]
-    note = f"No rule can prefer one client to another there. {RAISE}"
-    return [Table("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
+    note = f"These rounds cannot compare rules. {RAISE}"
+    return [Table("Warning: rounds that weighted one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
 
 
 # The papers' tables.
@@ -369,7 +374,7 @@ def _rounds(section: TargetTable, document: Comparison) -> Table:
     note += " Printed: the average over the shares that the first row or the rule reached."
     headings = ("rule", *(f"{share:.0%}" for share in section.shares), "average", "printed")
     verb = "are above" if document.above else "reach"
-    return Table(f"Rounds until a share of the devices {verb} {section.target:.0%}", headings, tuple(rows), note)
+    return Table(f"Rounds until a share of the clients {verb} {section.target:.0%}", headings, tuple(rows), note)
 
 
 def _devices(document: Comparison) -> list[Table]:
@@ -379,9 +384,9 @@ def _devices(document: Comparison) -> list[Table]:
     columns = [figure_column(figure, measure, "clients") for figure in FIGURES if "clients" in figure.tables]
     served = [figure for figure in FIGURES if own and figure.name == "server_accuracy"]
     columns += [figure_column(figure, measure, "clients", "server's rows") for figure in served]
-    note = f"Final: over all test samples after round {document.rounds}; the rest over devices; {measure.direction}."
+    note = f"Final: over all test samples after round {document.rounds}; the rest over clients; {measure.direction}."
     if own:
-        note += " Own models: each client tested the one that it uses itself. Server's rows: the global model there."
+        note += " Own models: each client tested its own. Server's test set: the global model."
     title = f"Local {document.measure} after the last round"
     return [rule_table(title, document.rules, [*_common(document), *columns], note)]
 
@@ -398,8 +403,8 @@ def _clients(document: Comparison) -> list[Table]:
         mine = [known.get((name, rule)) for rule in rules]
         count = max(row.rows for row in mine if row)
         rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
-    note = f"{measure.heading} [95% interval from its rows], {measure.direction}. "
-    note += "Clients whose intervals overlap have no sure rank; one with too few rows has none."
+    note = f"{measure.heading} [95% interval from its samples], {measure.direction}. "
+    note += "Do not rank clients whose intervals overlap, or clients with too few samples."
     return [Table("Client by client after the last round", ("client", "rows", *rules), tuple(rows), note)]
 
 
@@ -417,7 +422,7 @@ def server_tables(document: Comparison) -> list[Table]:
         by_direction.setdefault(measure.direction, []).append(measure.name)
     note = "; ".join(f"{direction}: {', '.join(which)}" for direction, which in by_direction.items())
     columns = [figure_column(figure, measure_of(document.measure), "server") for figure in figures]
-    title = "The last model on the server's reporting rows"
+    title = "The last model on the server's test set"
     return [rule_table(title, document.rules, columns, f"{note[:1].upper()}{note[1:]}.")] if figures else []
 
 
@@ -429,13 +434,13 @@ def _ended(document: Comparison) -> Table:
         for each in rule.seeds
         if each.ended
     ]
-    note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
-    return Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)
+    note = "The other tables show the last tested model; a target that it did not reach counts as not reached."
+    return Table("Training diverged", ("rule", "seed", "round", "why"), tuple(rows), note)
 
 
 def _left_out(document: Comparison) -> Table:
     """What `--rules all` asked for and this experiment cannot run, so that nobody takes the rest for everything."""
-    return Table("Left out of all rules", ("rule", "why"), tuple(document.left_out.items()))
+    return Table("Skipped rules", ("rule", "why"), tuple(document.left_out.items()))
 
 
 def _flawed(document: Comparison) -> Table:
@@ -464,7 +469,7 @@ def _samples(document: Comparison) -> Table:
     base = document.baseline
     rows = [(rule.rule, *map(str, dict(rule.right_wrong).values())) for rule in document.rules if rule.right_wrong]
     headings = ("rule", "both wrong", "only the rule right", f"only {base} right", "both right")
-    return Table(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))
+    return Table(f"Test samples right or wrong in the last round, all seeds, against {base}", headings, tuple(rows))
 
 
 def _curves(document: Comparison) -> Table:
@@ -496,10 +501,10 @@ def class_tables(document: Comparison) -> list[Table]:
         return cell(estimate([seed[length - 1][label] for seed in rule.class_f1]), 3)
 
     columns = [Column(f"round {mark}", lambda rule, mark=mark: mean(rule, mark)) for mark in marks]
-    found = [rule_table("Macro F1 on the server's reporting rows", rules, columns)]
+    found = [rule_table("Macro F1 on the server's test set", rules, columns)]
     if (count := len(rules[0].class_f1[0][0])) <= MOST_CLASSES:
         columns = [Column(f"class {label}", lambda rule, label=label: of_class(rule, label)) for label in range(count)]
-        found.append(rule_table(f"F1 of each class on the server's reporting rows, round {length}", rules, columns))
+        found.append(rule_table(f"F1 of each class on the server's test set, round {length}", rules, columns))
     return found
 
 
@@ -583,7 +588,7 @@ def group_tables(curves: Sequence[Curve], targets: Sequence[float], limit: int, 
                 rows.append((study, "Mean", *_shown([_mean(column) for column in columns])))
         note = f"Rounds, mean of {seeds} seeds; ≥: some did not get there in {limit} rounds; —: none did. "
         note += "Studies: " + ", ".join(f"{name} {text}" for name, text in STUDIES.items()) + "."
-        title = f"Rounds until a share of the devices {'are above' if above else 'reach'} {target:.0%}"
+        title = f"Rounds until a share of the clients {'are above' if above else 'reach'} {target:.0%}"
         found.append(Table(title, tuple(headings), tuple(rows), note, names=2))
     return found
 

@@ -87,7 +87,7 @@ def _look_at_the_end(db: Reader, found: Findings, keys: Keys | None) -> None:
 def _look_at_round(records: Records, one: Link, found: Findings) -> None:
     """Note what is not as it was written: by client where the marks say whose, else of the whole round."""
     if gap := one.round != one.expected:
-        found.change(f"missing from the chain: round {one.round} cannot be held against it", one.expected)
+        found.change(f"missing from the chain: round {one.round} cannot be compared with it", one.expected)
     changes = list(records.changes(one.round))
     for federation, client, what in changes:
         found.change(f"{what} under {federation} is not as it was written", one.round, client)
@@ -120,7 +120,7 @@ class Verification:
 
     @property
     def code(self) -> int:
-        """What the command ends with: 0 whole, 1 changed, 2 not all can be checked."""
+        """What the command ends with: 0 intact, 1 modified, 2 not all can be checked."""
         if self.found.changed:
             return CHANGED
         return UNCHECKED if self.found.unchecked else WHOLE
@@ -128,7 +128,7 @@ class Verification:
     @property
     def verdict(self) -> str:
         """The answer in words."""
-        return ("whole", "CHANGED", "cannot be checked")[self.code]
+        return ("intact", "MODIFIED", "cannot be checked")[self.code]
 
     def document(self) -> VerificationJson:
         """Return it for programs."""
@@ -145,9 +145,9 @@ class Verification:
 
     def lines(self) -> list[str]:
         """Return it for people: the verdict, what differs, what cannot be checked, what was looked at."""
-        after = f"; final hash (after round {self.round}): {self.closing}" if self.closing else ""
-        shown = [f"{self.run}: {self.verdict}{after}"]
-        shown += [f"  changed: {finding.line()}" for finding in self.found.changed]
+        shown = [f"{self.run}: {self.verdict}"]
+        shown += [f"  final hash (round {self.round}):", f"  {self.closing}"] if self.closing else []
+        shown += [f"  modified: {finding.line()}" for finding in self.found.changed]
         shown += [f"  cannot be checked: {finding.line()}" for finding in self.found.unchecked]
         return [*shown, *(f"  {name}: {words}" for name, words in self.found.checked.items())]
 
@@ -183,7 +183,7 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None, pref
         ((later,),) = db.execute("SELECT COUNT(*) FROM contributions WHERE source != 'run'").fetchall()
     if later:
         found.checked["contributions"] = (
-            f"those found out after the run (rows: {later}) are not in the chain and were not checked"
+            f"those found out after the run ({later} rows) are not in the chain and were not checked"
         )
     for line in facts.differed[1:]:  # the first stands for the closing record
         found.change(line)
@@ -332,7 +332,7 @@ def _compared(cohorts: Cohorts, rule: Rule, rounds: Mapping[int, _Round], name: 
         try:
             again = rule.weigh(raw, position, clients=clients)
         except (UserError, ValueError, FloatingPointError) as error:
-            found.change(f"its criteria under {name} cannot be weighed: {error}", round)
+            found.change(f"its criteria under {name} cannot be weighted: {error}", round)
             continue
         counted += 1
         wanted = again.weights
@@ -353,11 +353,11 @@ def _not_by_criteria(settings: WeighingSettings, experiment: Description) -> str
     if experiment.weighed_beside:
         return experiment.weighed_beside
     if settings.trained_by == "server":
-        return "no client is weighed"
+        return "no client is weighted"
     if settings.policy is not None and not settings.policy.of_measures:
         return "the policy looks at updates or remembers rounds"
     if settings.fit is not None:
-        return "weights are fitted to the server's rows"
+        return "weights are fitted to the server's validation set"
     if settings.defence is not None:
         return "a robust rule decides what each update counts"
     if settings.bound is not None and settings.plugins:

@@ -213,7 +213,7 @@ def plain(value: Any) -> Any:
 # Weighing a run's updates again by another rule, from the raw criteria that it stored: no training, no result.
 
 
-LABEL = "The weights that this rule would have given to these updates; not a result: no model was trained with them."
+LABEL = "The weights that this rule would have given these updates. No model was trained with them."
 
 
 class ReweighedClient(Document):
@@ -295,7 +295,7 @@ def reweigh(view: RunView, federation: FederationView, settings: WeighingSetting
             asked[client] = asked.get(client, 0) + 1
     if not rounds:
         raise UserError(
-            f"{federation.history.folder}: no weighed updates under '{federation.label}'; allowed: a run with some"
+            f"{federation.history.folder}: no weighted updates under '{federation.label}'; allowed: a run with some"
         )
     flaws = view.flaws(federation)
     old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0

@@ -39,7 +39,7 @@ RAISE = "Raise rounds.fraction or rounds.min_clients, unless this is meant."
 def weighed_one(federation: str, round: int) -> str:
     """Return the line on the first round that weighed one client."""
     return (
-        f"warning: round {round} of {in_words(federation)} weighed one client only: no rule can prefer one client "
+        f"warning: round {round} of {in_words(federation)} weighted one client only: no rule can prefer one client "
         f"to another there. {RAISE} Said once."
     )
 

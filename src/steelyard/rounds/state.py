@@ -192,7 +192,7 @@ class Plan:
     min_clients: int = 1
     evaluate_every: int = 1
     stop_at: tuple[float, float, bool] | None = None
-    """(target accuracy, share of devices, above): stop a federation once this share reaches the target, or is above."""
+    """(target accuracy, share of clients, above): stop a federation once this share reaches the target, or is above."""
     detailed: bool = False
     """Record right or wrong for every test sample in the last round."""
     rate: Callable[[int], float] = lambda round: 1.0

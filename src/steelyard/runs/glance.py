@@ -206,7 +206,7 @@ def glance(root: Path, name: str) -> Glance:
         changed=changed,
         bytes=size,
         writer=writer,
-        problem=f"{name}: CHANGED since it was written: {changed_since}" if changed_since else "",
+        problem=f"{name}: MODIFIED since it was written: {changed_since}" if changed_since else "",
         flower=facts.clients in ("flower", "recorded"),
     )
 

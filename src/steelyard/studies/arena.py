@@ -115,7 +115,7 @@ class Arena(Study):
 
     kind = "an arena"
     file = files.ARENA_FILE
-    one = "scene"
+    one = "task"
     failed = FAILED
     beside = BESIDE
 
@@ -244,7 +244,7 @@ class Arena(Study):
         else:
             why = left_out_for_all(History(run))
         if why:
-            _log.info(f"scene {cell.name}: {self.candidate} failed: {why}; the others go on without it")
+            _log.info(f"task {cell.name}: {self.candidate} failed: {why}; the other rules run without it")
             if not finished(rivals_folder(run)):
                 alone = Cell(f"{cell.folder}{RIVALS}", cell.seeds)
                 run_or_resume(folder, alone, self.rivals_of(cell.name), How(how.progress))
@@ -343,7 +343,7 @@ def plan(
     """
     if until_decided and (draft or part is not None):
         other = "--draft" if draft else "--part"
-        raise UserError(f"--until-decided: got it with {other}; allowed: one of them, as a look needs every scene")
+        raise UserError(f"--until-decided: got it with {other}; allowed: one of them, as a look needs every task")
     offered = suite.held_out if until_decided else suite.choose if draft else suite.report
     if seeds is not None and not 1 <= seeds <= len(offered):
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {len(offered)}, the suite's seeds")

@@ -35,10 +35,10 @@ def _scenes(document: ArenaDocument) -> Table:
     title = f"{name} against {base}: suite {document.suite}, version {document.version}{whole}"
     if not any(scene.rules for scene in document.scenes):
         # An idea that failed everywhere: nothing but dashes would stand between.
-        return Table(title, ("scene", "verdict"), tuple((row.scene, row.verdict) for row in document.scenes))
+        return Table(title, ("task", "verdict"), tuple((row.scene, row.verdict) for row in document.scenes))
     return Table(
         title,
-        ("scene", f"{base} (%)", f"{name} (%)", "gain (points)", "p (Holm)", "worst client, gain", "verdict"),
+        ("task", f"{base} (%)", f"{name} (%)", "gain (points)", "p (Holm)", "worst client, gain", "verdict"),
         tuple(_cells(scene, document) for scene in document.scenes),
         _note(document),
     )
@@ -54,8 +54,8 @@ def _note(document: ArenaDocument) -> str:
     several = gain is not None and len(document.scenes) > 1
     mean = f" Mean gain {show_estimate(gain, 1, 100.0, signed=True)} points." if several else ""
     return (
-        f"{what}, on rows that chose nothing.{mean} {tests}, "
-        f"Holm's correction over the scenes. Equal: within {100 * document.margin:g} point by two one-sided tests."
+        f"{what}, on samples that no choice used.{mean} {tests}, "
+        f"Holm's correction over the tasks. Equal: within {100 * document.margin:g} point by two one-sided tests."
     )
 
 
@@ -87,20 +87,19 @@ def _verdict(scene: ArenaScene, level: float) -> str:
 
 def _rules(document: ArenaDocument) -> Table:
     critical = document.critical_difference
-    apart = (
-        "" if critical is None else f" Mean ranks less than {critical:.2f} apart cannot be told apart (Nemenyi, 5 %)."
-    )
+    differ = "apart do not differ significantly (Nemenyi, 5%)."
+    apart = "" if critical is None else f" Mean ranks less than {critical:.2f} {differ}"
     ranked, of = {row.rule for row in document.ranks}, len(document.scenes)
     every = sum({row.rule for row in scene.rules} >= ranked for scene in document.scenes)
-    where = "" if every == of else f" Over the {every} of {of} scenes in which all of them have figures."
+    where = "" if every == of else f" Over the {every} of {of} tasks in which every rule has figures."
     return Table(
-        "Every rule over the scenes",
+        "Every rule over the tasks",
         ("rule", "mean rank", "accuracy (%)", "worst client (%)"),
         tuple(
             (row.rule, f"{row.rank:.2f}", *(show_estimate(value, 1, 100.0) for value in (row.value, row.worst)))
             for row in document.ranks
         ),
-        f"Rank 1 is the best. Accuracies: mean over the scenes ± half the 95% interval over the seeds.{where}{apart}",
+        f"Rank 1 is the best. Accuracies: mean over the tasks ± half the 95% interval over the seeds.{where}{apart}",
     )
 
 
@@ -116,19 +115,19 @@ def arena_html(document: ArenaDocument) -> str:
     from steelyard.studies.charts import gain_chart, rank_chart
 
     # With very few scenes no difference of ranks is critical, and the picture has no bars.
-    apart = "" if document.critical_difference is None else ", and what cannot be told apart"
+    apart = "" if document.critical_difference is None else ", and which do not differ significantly"
     drawn = {
-        "Gain in each scene": gain_chart(document),
+        "Gain in each task": gain_chart(document),
         f"Every rule by its mean rank{apart}": rank_chart(document),
     }
     facts = {
         "suite": f"{document.suite}, version {document.version}{'' if document.whole else ', not the whole'}",
         "SHA-256 of the suite": document.sha256,
         "seeds": ", ".join(map(str, document.seeds)),
-        "level of the tests": f"{100 * document.level:g} %",
+        "level of the tests": f"{100 * document.level:g}%",
     }
     if document.tried:
-        facts["settings tried"] = ", ".join(f"{name}: {100 * value:.1f} %" for name, value in document.tried.items())
+        facts["settings tried"] = ", ".join(f"{name}: {100 * value:.1f}%" for name, value in document.tried.items())
     return filled(
         "arena.html.j2",
         title=f"{document.candidate} in the arena",

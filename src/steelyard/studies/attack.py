@@ -1,6 +1,6 @@
 """An experiment under attack: a share of its clients hostile in one of the ways that are known by name.
 
-A run for each attack, and one without; what hostile clients did under each rule, and which rule to use against them.
+A run for each attack, and one without; what malicious clients did under each rule, and which rule to use against them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from steelyard.runs.history import History, at_once
 from steelyard.studies.study import AnyExperiment, Cell, Study, finished
 
 CLEAN = "clean"
-"""The name of the run without hostile clients."""
+"""The name of the run without malicious clients."""
 INFLATION = "inflation"
 LATE = "late-inflation"
 """Claims that are true in the first half of the rounds."""
@@ -124,7 +124,7 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
         )
     if not isinstance(experiment, LearningDescription):
         raise UserError(
-            f"attack: experiments of kind '{experiment.kind_name()}' have no hostile clients; allowed: kind = "
+            f"attack: experiments of kind '{experiment.kind_name()}' have no malicious clients; allowed: kind = "
             "'learning'"
         )
     if experiment.server_figure != "accuracy":
@@ -148,9 +148,9 @@ def rules_for(experiment: Description) -> list[str]:
 
 
 class AttackRow(Document):
-    """A rule under one attack, over its seeds; `lost` is what it lost against the run without hostile clients.
+    """A rule under one attack, over its seeds; `lost` is what it lost against the run without malicious clients.
 
-    Also the weight of hostile clients, how often a backdoor worked, and in what share of its rounds an honest client
+    Also the weight of malicious clients, how often a backdoor worked, and in what share of its rounds an honest client
     was under alarm (None without a detector, the criterion TR).
     """
 
@@ -191,7 +191,7 @@ class Attacks(Document):
         for block in self.attacks:
             if block.attack == CLEAN:
                 continue
-            head = f"{block.attack}, {self.fraction:.0%} of the clients hostile"
+            head = f"{block.attack}, {self.fraction:.0%} of the clients malicious"
             row = next((row for row in block.rules if row.rule == rule), None)
             if row is None:
                 lines.append(f"{head}: tested under other rules only ({', '.join(row.rule for row in block.rules)})")
@@ -203,14 +203,14 @@ class Attacks(Document):
 
 
 class Attack(Study):
-    """An experiment with its rules, and attacks on it by name; its cells are these, and one without hostile clients."""
+    """An experiment with its rules, and attacks on it by name; its cells are these, and one without an attack."""
 
     kind = "attacks"
     file = files.ATTACK_FILE
 
     attacks: tuple[str, ...]
     fraction: float
-    """The share of hostile clients."""
+    """The share of malicious clients."""
     seeds: int
     """How many."""
     experiment: AnyExperiment
@@ -221,7 +221,7 @@ class Attack(Study):
         return self
 
     def cells(self) -> list[Cell]:
-        """Return the run without hostile clients, then one for each attack."""
+        """Return the run without malicious clients, then one for each attack."""
         return [Cell(name, tuple(seeds_of(self.experiment, self.seeds))) for name in (CLEAN, *self.attacks)]
 
     def described(self, cell: Cell) -> Description:
@@ -275,7 +275,7 @@ def _with_losses(block: AttackBlock, clean: AttackBlock) -> AttackBlock:
 
 @at_once
 def outcomes(folder: Path, settings: RoundSettings, without: Path | None = None) -> tuple[AttackRow, ...]:
-    """Return what hostile clients did under each rule.
+    """Return what malicious clients did under each rule.
 
     Accuracy is the mean of the last rounds, on the server's rows where some report, else on the clients' tests; a
     backdoor counts in the last round.
@@ -316,7 +316,7 @@ def _hostile(history: History, before: History | None, seed: int) -> set[str]:
 
 
 def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> tuple[float | None, float | None]:
-    """Return the share of all weight that hostile clients had, mean over seeds, and the largest of one in a round."""
+    """Return the share of all weight that malicious clients had, mean over seeds, and the largest of one in a round."""
     shares: list[float] = []
     largest: list[float] = []
     for seed, names in hostile.items():
@@ -374,12 +374,12 @@ def recommended(attacks: Sequence[AttackBlock], command: str = "") -> Verdict | 
     least = {rule: [min(seed) for seed in zip(*values, strict=True)] for rule, values in accuracies.items()}
     baseline = next((row.rule for row in rows if row.fedavg), rows[0].rule)
     left_out = {
-        row.rule: f"its model exploded in {row.ended} of {len(row.accuracy.values)} seeds under {block.attack}"
+        row.rule: f"its training diverged in {row.ended} of {len(row.accuracy.values)} seeds under {block.attack}"
         for block in attacks
         for row in block.rules
         if row.ended
     }
-    problem = f"{baseline}, which the others are held against: {left_out[baseline]}" if baseline in left_out else ""
+    problem = f"{baseline}, the baseline: {left_out[baseline]}" if baseline in left_out else ""
     where = f"under {attacks[0].attack}" if len(attacks) == 1 else f"under the worst of {len(attacks)} attacks"
     compared = Rows(MEASURES["accuracy"], where)
     return decide(least, baseline, compared, Exclusions(left_out, problem), command=command)
@@ -391,10 +391,10 @@ def attack_parts(document: Attacks) -> list[Block]:
     for block in document.attacks:
         if clean := block.attack == CLEAN:
             flawed = len(document.flawed_clients)
-            also = f", but {flawed} that the experiment itself makes flawed" if flawed else ""
-            title = f"no attack: no hostile clients{also}"
+            also = f", but {flawed} that the experiment itself makes faulty" if flawed else ""
+            title = f"no attack: no malicious clients{also}"
         else:
-            title = f"{block.attack}: {document.fraction:.0%} of the clients hostile"
+            title = f"{block.attack}: {document.fraction:.0%} of the clients malicious"
         cells = {row.rule: _cells(row) for row in block.rules}
         always = ("accuracy",) if clean else ("accuracy", "lost", "weight")
         headings = [name for name in _HEADINGS if name in always or any(found[name] for found in cells.values())]
@@ -407,10 +407,10 @@ def attack_parts(document: Attacks) -> list[Block]:
 
 _HEADINGS = {
     "accuracy": "% in the last rounds, over the seeds",
-    "lost": "points less than without hostile clients",
-    "weight": "the share of all weight that hostile clients had",
+    "lost": "points less than without malicious clients",
+    "weight": "the share of all weight that malicious clients had",
     "backdoor": "how often rows that an attack aims at are taken for its class",
-    "false alarms": "rounds of honest clients in which the detector left them out",
+    "false alarms": "rounds of honest clients in which the detector excluded them",
 }
 """The columns and what each means, which is printed below where the column stands."""
 

@@ -77,7 +77,7 @@ def _rules(word: str, experiment: Description) -> dict[str, FederationSettings]:
 def _checked(candidate: Candidate, suite: Suite, scene: str) -> Candidate:
     if candidate.label == suite.baseline:
         raise UserError(
-            f"arena: got '{suite.baseline}', which candidates are held against; allowed: any other rule, such as "
+            f"arena: got '{suite.baseline}', the baseline of every candidate; allowed: any other rule, such as "
             f"{listed(suite.rivals[1:])}"
         )
     known = parse_rules(suite.rivals, suite.experiment(scene))
@@ -124,7 +124,7 @@ class Tuning(Study):
     """Rules in the scenes of a suite, on its seeds for choosing; the answer is the mean accuracy of each rule."""
 
     kind = "settings that are tried"
-    one = "scene"
+    one = "task"
 
     suite: Suite
     rules: dict[str, FederationSettings]
@@ -190,7 +190,7 @@ class Tried:
         """The setting to use: of those that are best the frozen one, else the first."""
         sound = {label: value for label, value in self.values.items() if not math.isnan(value)}
         if not sound:
-            raise UserError(f"arena: every setting of {self.rule} exploded ({listed(self.values)}); allowed: others")
+            raise UserError(f"arena: training with {self.rule} diverged in every setting ({listed(self.values)})")
         return max(sound, key=lambda label: (sound[label], label == self.frozen))
 
 
@@ -229,7 +229,7 @@ def tuning_parts(suite: Suite, found: Sequence[Tried], *, whole: bool = True) ->
         f"Settings of the rivals: suite {suite.name}, version {suite.version}{'' if whole else NOT_WHOLE}",
         ("setting", "accuracy (%)", "best", "frozen"),
         tuple(rows),
-        f"On the clients' own test rows, mean over the scenes and the seeds {seeds}.",
+        f"On the clients' own test samples, mean over the tasks and the seeds {seeds}.",
     )
     return [answer, table]
 

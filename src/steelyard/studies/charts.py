@@ -62,7 +62,7 @@ def sweep_chart(document: SweepDocument) -> alt.LayerChart | None:
         )
         worst = alt.value(0 if document.less_is_better else HEIGHT)
         layers.append(crosses.encode(x, y=worst, tooltip=alt.Tooltip("setting:N", title="diverged")))
-        notes.append("Cross: the model exploded in one seed or more.")
+        notes.append("Cross: training diverged in one seed or more.")
     if document.best is not None:
         best = base.transform_filter(alt.datum.point == document.best.point)
         layers.append(best.mark_point(size=260, style="ink", filled=False, strokeWidth=1.6).encode(x, y))
@@ -119,7 +119,7 @@ def _by_factors(values: Sequence[float]) -> bool:
 
 
 def rank_chart(document: ArenaDocument) -> alt.LayerChart | None:
-    """Draw mean ranks as points, the best on top; a line through each spans what cannot be told apart from it.
+    """Draw mean ranks as points, the best on top; a line through each spans what does not differ significantly from it.
 
     Two rules whose ranks lie further apart than the critical difference differ: neither point is on the other's line.
     None with fewer than three rules, and where no scene has figures of every rule.
@@ -151,8 +151,8 @@ def rank_chart(document: ArenaDocument) -> alt.LayerChart | None:
     if critical is not None:
         layers.insert(0, base.mark_rule(opacity=0.45).encode(alt.X("low:Q", scale=scale), rule, colour, x2="high:Q"))
     chart = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(ranks))
-    note = "" if critical is None else f"Line: ranks less than {critical:.2f} apart, which cannot be told apart (5 %)."
-    return described(chart, f"Mean rank of each rule over the scenes of the suite {document.suite}.", note)
+    note = "" if critical is None else f"Line: ranks less than {critical:.2f} apart do not differ significantly (5%)."
+    return described(chart, f"Mean rank of each rule over the tasks of the suite {document.suite}.", note)
 
 
 def gain_chart(document: ArenaDocument) -> alt.LayerChart | None:
@@ -179,4 +179,4 @@ def gain_chart(document: ArenaDocument) -> alt.LayerChart | None:
     if not any(math.isnan(row["low"]) for row in rows):
         layers.insert(1, base.mark_rule().encode(alt.X("low:Q", title=title), scene, x2="high:Q"))
     chart = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(rows))
-    return described(chart, f"Gain of {document.candidate} over {document.baseline} in each scene.", "")
+    return described(chart, f"Gain of {document.candidate} over {document.baseline} in each task.", "")

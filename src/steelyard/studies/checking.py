@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from steelyard.base.errors import counted
 from steelyard.base.processor import in_words, same_kind
 from steelyard.experiment.resuming import versions
 from steelyard.runs.history import History
@@ -59,7 +60,7 @@ def check_archive(path: Path, *, anew: bool = True, progress: bool = False) -> C
     """Compute an archive's verdict again, hold it against the runs beside it, and run a part of it anew."""
     archive = ArenaArchive.read(path)
     suite = archive.plan.suite
-    lines = [f"whole: the digest is that of the content; suite {suite.name}, version {suite.version}"]
+    lines = [f"intact: the digest is that of the content; suite {suite.name}, version {suite.version}"]
     document = judge(archive.plan, archive.figures)
     if document.verdict == archive.verdict:
         lines.append(f"the figures say the same: {document.sentence}")
@@ -79,22 +80,21 @@ def _beside(archive: ArenaArchive, folder: Path) -> list[str]:
         return ["the runs are not beside it: their figures are taken as they stand"]
     now = arena.figures(folder)
     if changed := [name for name, found in archive.figures.items() if now.get(name) != found]:
-        return [f"DIFFERS: the run of scene {name} has other figures or another head" for name in changed]
+        return [f"DIFFERS: the run of task {name} has other figures or another head" for name in changed]
     broken = [
-        f"DIFFERS: the run of scene {cell.name}: {problem}"
+        f"DIFFERS: the run of task {cell.name}: {problem}"
         for cell in arena.cells()
         for name in arena.folders(cell)
         if finished(folder / name) and (problem := History(folder / name).chain.problem)
     ]
-    scenes = f"{len(now)} scene{'' if len(now) == 1 else 's'}"
-    return broken or [f"the runs of {scenes} are whole and have these figures"]
+    return broken or [f"the runs of {counted(len(now), 'task')} are intact and have these figures"]
 
 
 def _replayed(archive: ArenaArchive, progress: bool) -> str:
     """Run the part of the archive anew and compare the model's bits, or what another processor cannot change."""
     was = archive.replayed
     if was is None:
-        return "nothing to replay: no scene has figures"
+        return "nothing to replay: no task has figures"
     with tempfile.TemporaryDirectory() as place:
         now = archive.plan.replay(archive.figures, Path(place), progress=progress)
     assert now is not None
@@ -108,7 +108,7 @@ def replay_answer(archive: ArenaArchive, was: Replayed, now: Replayed, here: Map
     a verdict that the samples allowed to another processor would turn is undecided.
     """
     arena = archive.plan
-    what = f"{arena.suite.baseline} in scene {was.scene}, seed {was.seed}"
+    what = f"{arena.suite.baseline} in task {was.scene}, seed {was.seed}"
     same = (now.scene, now.seed, now.model, now.value) == (was.scene, was.seed, was.model, was.value)
     if not same and (now.scene, now.seed) != (was.scene, was.seed):
         return f"DIFFERS: replayed {now.scene}, seed {now.seed}, where the archive has {what}"
@@ -123,12 +123,12 @@ def replay_answer(archive: ArenaArchive, was: Replayed, now: Replayed, here: Map
             f"where another processor changes at most {allowed}; made on {made}"
         )
     if apart > margin + allowed / now.samples:
-        return f"DIFFERS: replayed {what}: {100 * apart:.1f} points from the figure of the scene"
+        return f"DIFFERS: replayed {what}: {100 * apart:.1f} points from the figure of the task"
     if same:
         return f"replayed {what}: the same model, bit for bit"
     agrees = f"replayed {what}: agrees within {_samples(now.apart(was), now.samples)}; made on {made}"
     if apart > margin:
-        return f"UNDECIDED: {agrees}; the scene's own figure is {100 * apart:.1f} points away"
+        return f"UNDECIDED: {agrees}; the task's own figure is {100 * apart:.1f} points away"
     moved = [judge(arena, shifted(arena, archive.figures, now, by)) for by in (-allowed, 0, allowed)]
     if any((each.decision, each.verdicts) != (moved[0].decision, moved[0].verdicts) for each in moved):
         return f"UNDECIDED: {agrees}; {allowed} samples more or fewer would turn the verdict"

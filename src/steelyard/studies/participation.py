@@ -100,7 +100,7 @@ def plan(experiment: Description, rules: Sequence[str], seeds: int, shares: str)
         if clients is None or rounds.cohort(clients) >= LEAST:
             kept.append(share)
         else:
-            left_out.append(f"{share:.0%} of {clients} clients is one alone: left out.")
+            left_out.append(f"{share:.0%} of {clients} clients is one client alone: skipped.")
     if not kept:
         raise UserError(f"--participation: got {brief(shares)}; allowed: shares of two clients or more")
     planned = Participation(
@@ -133,7 +133,7 @@ def participation_tables(documents: Mapping[float, Comparison], left_out: Sequen
     """
     first = next(iter(documents.values()))
     local = f"Local {first.measure}"
-    titles = {"server_accuracy": "Accuracy on the server's rows", "final": f"{local}, all test samples"}
+    titles = {"server_accuracy": "Accuracy on the server's test set", "final": f"{local}, all test samples"}
     titles["worst"] = f"{local} of the worst client"
     seeds = len(first.seeds)
     note = f"After the last round. {'One seed.' if seeds == 1 else f'Mean ± 95% interval over {seeds} seeds.'}"

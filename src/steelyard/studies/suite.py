@@ -74,13 +74,13 @@ class Suite(Section):
         document = copy.deepcopy(_over(self.bases[chosen.base], chosen.changes))
         for assignment in changes:
             change(document, assignment)
-        return build(document, f"scene {scene}")
+        return build(document, f"task {scene}")
 
     def comparison(
         self, scene: str, rules: Mapping[str, FederationSettings], seed: int, changes: Sequence[str] = ()
     ) -> Description:
         """Return the experiment of a scene with these rules and a first seed."""
-        return self.experiment(scene, changes).changed({"seed": seed}, rules=rules, where=f"scene {scene}")
+        return self.experiment(scene, changes).changed({"seed": seed}, rules=rules, where=f"task {scene}")
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the scenes of these names in the suite's order; all of them where none is named."""
@@ -111,8 +111,8 @@ class Suite(Section):
                 problems[name] = error
         if problems:
             (first, error), *others = problems.items()
-            also = f"; nor can those of scene {listed([name for name, _ in others])} be read" if others else ""
-            raise MachineError(f"scene {first}: {error}{also}")
+            also = f"; nor can those of task {listed([name for name, _ in others])} be read" if others else ""
+            raise MachineError(f"task {first}: {error}{also}")
 
 
 def suites() -> list[str]:

@@ -142,7 +142,7 @@ def _note(document: SweepDocument) -> str:
     if len(document.rows) > MOST_ROWS:
         notes.append(f"{MOST_ROWS} of {len(document.rows)} points")
     if any(row.diverged for row in document.rows):
-        notes.append("diverged: the model exploded in one seed or more")
+        notes.append("diverged: training diverged in one seed or more")
     if document.left:
         notes.append(f"not done: {len(document.left)} runs")
     return "; ".join(notes)
@@ -153,7 +153,7 @@ def next_lines(document: SweepDocument) -> list[str]:
     stored = f"sweep stored in {document.folder}"
     if document.left:
         # The picture is drawn when all runs are done, and where a point has a figure.
-        return [stored, f"go on with: steelyard resume {shlex.quote(document.folder)}"]
+        return [stored, f"continue with: steelyard resume {shlex.quote(document.folder)}"]
     if document.best is None:
         return [stored]
     lines = [f"{stored}; its picture: {PICTURE}"]

@@ -11,7 +11,9 @@ import pandas as pd
 from pydantic import computed_field
 
 from steelyard.base.documents import Document
-from steelyard.base.measures import LEVEL, Estimate
+from steelyard.base.errors import counted
+from steelyard.base.measures import LEVEL, MEASURES, Estimate
+from steelyard.report.decide import amount
 
 
 class Decision(StrEnum):
@@ -109,7 +111,7 @@ class ArenaDocument(ArenaVerdict):
     """The mean gain with its interval: over the scenes, seed by seed; None where scenes have other seeds."""
     ranks: tuple[ArenaRank, ...]
     critical_difference: float | None
-    """Mean ranks that differ by less cannot be told apart (Nemenyi, 5 %); None with too few scenes."""
+    """Mean ranks that differ by less do not differ significantly (Nemenyi, 5%); None with too few scenes."""
 
     @property
     def verdict(self) -> ArenaVerdict:
@@ -151,68 +153,43 @@ def _studentised(rules: int) -> float:
     return float(stats.studentized_range.ppf(LEVEL, rules, math.inf)) / math.sqrt(2)
 
 
-# The sentence.
+# The sentence, in the words of `report.decide`: there one comparison is decided, here its answers are counted.
 
 
 def say(found: ArenaDocument) -> str:
-    """Return the answer in one sentence: better in how many scenes, worse in how many, by how much; or not better."""
+    """Return the answer in one sentence: better in how many tasks, worse in how many, by how much; or not better."""
     name, base, mean = found.candidate, found.baseline, found.mean_gain
     if mean is None:
         if found.decision is Decision.NOTHING_DONE:
-            return f"Nothing can be said of {name} yet: no scene is done."
+            return f"No recommendation: no task has ended under {name}."
         why = next(scene.failed for scene in found.scenes if scene.failed)
-        return f"{name} failed in {_all(found.failed, len(found.scenes))}: {why.rstrip('.')}."
-    scenes = _scenes(sum(scene.gain is not None for scene in found.scenes))
-    average = f"{_points(mean)} {'ahead' if mean >= 0 else 'behind'} on average"
-    ending = _ending(found)
+        return f"{name} failed in {found.failed} of {counted(len(found.scenes), 'task')}: {why.rstrip('.')}."
+    tasks = counted(sum(scene.gain is not None for scene in found.scenes), "task")
+    points, ending = amount(mean, MEASURES["accuracy"]), _ending(found)
+    average = f"{points} {'ahead' if mean >= 0 else 'behind'} on average"
     if found.decision is Decision.TOO_FEW_SEEDS:
-        count = {1: "one seed", 2: "two seeds"}[len(found.seeds)]
-        return f"{name} cannot be told from {base} by {count}: over {scenes} it is {average}{ending}."
-    better, worse = found.better, _count(found.worse)
+        few = {1: "One seed is", 2: "Two seeds are"}[len(found.seeds)]
+        return f"{few} too few to compare {name} with {base}: over {tasks} it is {average}{ending}."
+    better, worse = found.better or "none", found.worse or "none"
     if found.decision is Decision.BETTER:
-        by = f"by {_points(mean)} on average" if mean > 0 else average
-        return f"{name} is better than {base} in {better} of {scenes}, worse in {worse}, {by}{ending}."
-    within = f", equal within {_points(found.margin)} in {_count(found.equal)}"
+        by = f"by {points} on average" if mean > 0 else average
+        return f"{name} is better than {base} in {better} of {tasks}, worse in {worse}, {by}{ending}."
+    within = f"equal within {amount(found.margin, MEASURES['accuracy'])} in {found.equal or 'none'}"
     return (
-        f"{name} is not better than {base}: better in {_count(better)} of {scenes}, worse in {worse}{within}, "
+        f"{name} is not better than {base}: better in {better} of {tasks}, worse in {worse}, {within}, "
         f"{average}{ending}."
     )
 
 
 def _ending(found: ArenaDocument) -> str:
     left = sum(scene.verdict == "not done" for scene in found.scenes)
-    parts = [f"it failed in {_scenes(found.failed)}"] if found.failed else []
-    parts += [f"{_scenes(left)} not done"] if left else []
-    parts += ["on the seeds for choosing"] if found.draft else []
+    parts = [f"it failed in {counted(found.failed, 'task')}"] if found.failed else []
+    parts += [f"{counted(left, 'task')} not done"] if left else []
+    parts += ["on the tuning seeds"] if found.draft else []
     if found.opened:
-        most = max(scene.seeds for scene in found.scenes)
+        seeds = counted(max(scene.seeds for scene in found.scenes), "seed")
         undecided = sum(scene.verdict in OPEN for scene in found.scenes)
-        seeds = f"{most} seed{'' if most == 1 else 's'}"
         parts += [f"{undecided} not decided by {seeds}" if undecided else f"all decided by {seeds} or fewer"]
     if found.opened > 1:
-        parts += [f"held to {100 * found.level:.2g} % as the {_ordinal(found.opened)} candidate here"]
+        parts += [f"tested at {100 * found.level:.2g}% as candidate {found.opened} here"]
     return "".join(f"; {part}" for part in parts)
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
-def _all(count: int, of: int) -> str:
-    if count == of > 1:
-        return "both scenes" if of == 2 else f"all {of} scenes"
-    return f"{count} of {of} scene{'' if of == 1 else 's'}"
-
-
-def _scenes(count: int) -> str:
-    return f"{count} scene{'' if count == 1 else 's'}"
-
-
-def _count(number: int) -> str:
-    return "none" if not number else str(number)
-
-
-def _points(share: float) -> str:
-    shown = f"{abs(100 * share):.1f}"
-    return "1 point" if shown == "1.0" else f"{shown} points"

@@ -311,7 +311,7 @@ def _fields(assignments: Sequence[str], word: str, frame: Frame) -> Iterator[tup
 
 
 def _guarded(frame: Frame) -> dict[str, Any]:
-    """Read "guarded", a rule against hostile clients: weights that nobody can talk up, a cap, and a spectral check.
+    """Read "guarded", a rule against malicious clients: weights that nobody can talk up, a cap, and a spectral check.
 
     A server that can train on its own rows weighs by the direction of what it learns, one that can only test weighs by
     how models do; without rows the track record decides.

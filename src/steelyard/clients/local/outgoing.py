@@ -108,11 +108,11 @@ class OfAlgorithm(Step[Trained]):
 
 
 class OfBehaviour(Step[Trained]):
-    """What hostile clients send in place of what they would have sent; they act on the stacked models of a cohort.
+    """What malicious clients send in place of what they would have sent; they act on the stacked models of a cohort.
 
     u is the client's own update Θ_a − Θ, μ and σ are the mean and the standard deviation of the honest updates of its
     cohort, coordinate by coordinate. The omniscient attacks (from alie on) see them all, and but for the last two all
-    hostile clients send the same.
+    malicious clients send the same.
 
         reversed   −s · u                        sign flip for s = 1, scaled reversal for s = 10
         boosted    s · u, s = n/m by default     E. Bagdasaryan et al.: "How To Backdoor …" (AISTATS 2020)
@@ -162,7 +162,7 @@ def attack(
     behaviours: Mapping[str, Behaviour],
     layout: Layout | None = None,
 ) -> None:
-    """Replace the rows of hostile clients in models [clients, parameters] of one cohort, in place.
+    """Replace the rows of malicious clients in models [clients, parameters] of one cohort, in place.
 
     `layout` says where the biases of classes are, for those who push one.
     """

@@ -42,7 +42,7 @@ function drawWaiting() {
     ? h("p", { class: "problem", role: "alert" }, run.problem)
     : missing
       ? h("p", { class: "hint", role: "status" }, "There is no run of this name here; the list shows those there are.")
-      : h("p", { class: "hint", role: "status" }, "The run is about to start: data are read and shared out. Its figures appear here by themselves.");
+      : h("p", { class: "hint", role: "status" }, "The run is about to start: reading and partitioning data. Its figures appear here by themselves.");
   byId("main").replaceChildren(h("div", { class: "notice" }, h("h1", {}, waiting), notice));
 }
 
@@ -51,8 +51,8 @@ function welcome() {
     h(
       "div",
       { class: "notice" },
-      h("h1", {}, "Who counted how much, when, and why"),
-      h("p", {}, "Choose a run to see its figures; they grow while it goes on. Tick two or more to compare them."),
+      h("h1", {}, "Weights, criteria and scores of every client"),
+      h("p", {}, "Choose a run to see its figures, live while it runs. Tick two or more to compare them."),
       h("p", { class: "soft" }, "A steelyard weighs with unequal arms: a small weight far out balances a big one close in."),
     ),
   );

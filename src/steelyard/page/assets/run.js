@@ -58,8 +58,8 @@ export class RunView {
     const data = await get("/api/reweigh", { run: this.names });
     if (!Object.keys(data).length || this.ended) return;
     const control = h("div", { id: "reweigh" });
-    const hint = "The raw criteria of every update are stored, so another rule can be tried on them at once: choose a score, and move the criteria with the arrows or by dragging.";
-    this.again.replaceChildren(h("h2", {}, "Weigh again, without training"), h("p", { class: "soft" }, hint), control);
+    const hint = "The run stores the raw criteria of every update, so you can try another rule on them at once. Choose a score, and order the criteria with the arrows or by dragging.";
+    this.again.replaceChildren(h("h2", {}, "Try another rule, without training"), h("p", { class: "soft" }, hint), control);
     this.again.hidden = false;
     SteelyardControl.mount(control, data);
   }
@@ -143,7 +143,7 @@ export class RunView {
     const tests = rows.some((row) => row.tests > 0);
     const seeds = rows.some((row) => row.seeds > 1);
     const rounds = new Set(rows.map((row) => row.round)).size > 1;
-    const head = ["rule", rounds && "round", seeds && "seeds", `${measure} on the clients`, server && `accuracy on ${this.found.server_rows}`, "left out", tests && "testing rounds"];
+    const head = ["rule", rounds && "round", seeds && "seeds", `${measure} on the clients`, server && `accuracy on ${this.found.server_rows}`, "excluded", tests && "testing rounds"];
     const body = rows.map((row) =>
       h(
         "tr",
@@ -157,7 +157,7 @@ export class RunView {
     const heads = head.filter(Boolean).map((text) => h("th", { scope: "col" }, text));
     this.table.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body)));
     if (rows.every((row) => row.accuracy === null)) {
-      this.table.append(h("p", { class: "hint" }, "Nothing is measured yet: figures come with the first rounds, by themselves."));
+      this.table.append(h("p", { class: "hint" }, "Nothing is measured yet; figures appear after the first round."));
     }
   }
 
@@ -186,7 +186,7 @@ export class RunView {
         ),
       );
     const seeds = [...new Set(parts.map((part) => part.seed))];
-    const children = [h("h2", {}, "One rule, closer")];
+    const children = [h("h2", {}, "One rule in detail")];
     if (this.found.labels.length > 1) children.push(choose("rule", this.found.labels, "Rule"));
     if (seeds.length > 1) children.push(choose("seed", seeds, "Seed"));
     if (this.found.clients.length) {

@@ -153,13 +153,13 @@ const SteelyardControl = (() => {
       bars.replaceChildren(...lines);
       const share = flawed.length ? { recorded: total(flawed, "recorded"), weight: total(flawed, "weight") } : null;
       said.textContent = share
-        ? `Flawed clients: ${percent(share.weight)} of all weight under this rule, ${percent(share.recorded)} as recorded.`
+        ? `Faulty clients: ${percent(share.weight)} of all weight under this rule, ${percent(share.recorded)} as recorded.`
         : `${rows.length} clients over ${part.rounds.length} rounds.`;
       if (after) after(share, flawed.length / Math.max(1, rows.length));
     }
 
     const label = make("p", { class: "note" });
-    label.textContent = "The weights that this rule would have given to these updates; not a result: no model was trained with them. " +
+    label.textContent = "The weights that this rule would have given these updates. No model was trained with them. " +
       "Bar: under this rule; tick: as recorded. " + (Object.values(data)[0].note || "");
     root.replaceChildren(form, list, said, bars, label);
     drawForm();

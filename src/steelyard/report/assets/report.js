@@ -52,7 +52,7 @@
     heaviest: (a, b) => b.share - a.share,
     lightest: (a, b) => a.share - b.share,
     "worst served": (a, b) => (a.score ?? 2) - (b.score ?? 2),
-    "most left out": (a, b) => b.failures.length - a.failures.length,
+    "most excluded": (a, b) => b.failures.length - a.failures.length,
     name: (a, b) => (a.name < b.name ? -1 : 1),
   };
 
@@ -80,16 +80,16 @@
     const on = client.score_on;
     if (client.score === null || !on) return facts;
     const between = `${written(on.low)}–${written(on.high)}${data.percent ? " %" : ""}`;
-    return [...facts, make("dt", { title: "95 %, from the test rows" }, "interval"), make("dd", {}, between),
-      make("dt", {}, "test rows"), make("dd", on.too_few ? { title: "ranks nobody" } : {}, on.rows + (on.too_few ? " (too few)" : ""))];
+    return [...facts, make("dt", { title: "95% confidence interval, from the test samples" }, "interval"), make("dd", {}, between),
+      make("dt", {}, "test samples"), make("dd", on.too_few ? { title: "too few to rank" } : {}, on.rows + (on.too_few ? " (too few)" : ""))];
   }
 
   function card(client, last) {
-    const title = make("h4", {}, client.flaws.length ? make("span", { class: "flag", title: "flawed" }, "⚑ ") : "", client.name);
+    const title = make("h4", {}, client.flaws.length ? make("span", { class: "flag", title: "faulty (simulated)" }, "⚑ ") : "", client.name);
     const facts = make("dl", {},
       make("dt", {}, "of all weight"), make("dd", {}, percent(client.share)),
       ...scoreFacts(client),
-      make("dt", {}, "asked"), make("dd", {}, client.asked + "×"),
+      make("dt", {}, "selected"), make("dd", {}, client.asked + "×"),
       make("dt", {}, "samples"), make("dd", {}, client.samples === null ? "–" : String(client.samples)));
     const parts = [title, facts];
     if (client.weight.length > 1) parts.push(make("p", { class: "by" }, "weight, by round"), spark(client.weight, client.rounds, last, true));
@@ -97,7 +97,7 @@
     if (client.failures.length) {
       const [round, reason] = client.failures[0];
       const more = client.failures.length > 1 ? ` (${client.failures.length} times; first in round ${round})` : ` (round ${round})`;
-      parts.push(make("p", { class: "failure" }, "left out: " + reason + more));
+      parts.push(make("p", { class: "failure" }, "excluded: " + reason + more));
     }
     const open = make("button", { type: "button", class: "open" }, "over the rounds");
     open.setAttribute("aria-expanded", "false");
@@ -132,7 +132,7 @@
     if (!cards) return;
     const group = data.clients[state.rule];
     for (const held of cards.querySelectorAll(".course")) SteelyardFigures.clear(held);
-    if (!group) { cards.replaceChildren(make("p", { class: "empty" }, "No client was asked under this rule.")); return; }
+    if (!group) { cards.replaceChildren(make("p", { class: "empty" }, "No client was selected under this rule.")); return; }
     const wanted = state.search.trim().toLowerCase();
     const found = group.clients.filter((client) => !wanted || client.name.toLowerCase().includes(wanted) ||
       client.flaws.some((flaw) => flaw.toLowerCase().includes(wanted)));

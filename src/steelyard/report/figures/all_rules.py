@@ -53,19 +53,19 @@ def accuracy(view: RunView) -> Chart | None:
 @figure(
     "view",
     "Score against simulated time",
-    "Over the test samples of all clients, by the devices' clock.",
-    "The devices of this run have no clock; a [clock] section gives them one.",
+    "Over the test samples of all clients, by simulated time.",
+    "This run simulates no time; a [clock] section does.",
 )
 def time(view: RunView) -> Chart | None:
     """Draw the score over all clients' test samples against the devices' clock, a line for each seed."""
-    return _against(view, ["simulated"], "simulated seconds", "by the devices' clock", "s")
+    return _against(view, ["simulated"], "simulated seconds", "by simulated time", "s")
 
 
 @figure(
     "view",
     "Score against what was sent",
     "Over the test samples of all clients; models and vectors to and from those that trained, without tests.",
-    "How much was sent is not known of this run.",
+    "This run did not record how much was sent.",
 )
 def bytes(view: RunView) -> Chart | None:
     """Draw the score over all clients' test samples against what was sent both ways, a line for each seed."""
@@ -74,28 +74,28 @@ def bytes(view: RunView) -> Chart | None:
 
 @figure(
     "view",
-    "On the server's rows",
-    "The score on rows of the server that no client holds.",
-    "The server of this run has no rows that report; partition.server_report = 'apart' gives it some.",
+    "On the server's test set",
+    "The score on samples that only the server holds.",
+    "The server of this run has no test set; partition.server_report = 'apart' gives it one.",
 )
 def server(view: RunView) -> Chart | None:
     """Draw the score of the run's task on the server's reporting rows, which no client holds; more is better."""
     frame = view.rounds
     if frame["server_accuracy"].notna().any():
-        return _scores(view, frame, "server_accuracy", "accuracy", "accuracy on the server's rows")
+        return _scores(view, frame, "server_accuracy", "accuracy", "accuracy on the server's test set")
     tested = [_metrics(text) for text in frame["server_metrics"]]
     task = next((task for task in TASKS.values() if any(task.figure in found for found in tested)), None)
     if task is None:
         return None
     sign = -1.0 if measure_of(task.figure).less_is_better else 1.0
     frame = frame.assign(server_score=[sign * found.get(task.figure, math.nan) for found in tested])
-    return _scores(view, frame, "server_score", task.score, f"{task.score} on the server's rows")
+    return _scores(view, frame, "server_score", task.score, f"{task.score} on the server's test set")
 
 
-@figure("view", "Macro F1 on the server's rows", "The mean over the classes, rare ones included.", _NO_F1)
+@figure("view", "Macro F1 on the server's test set", "The mean over the classes, rare ones included.", _NO_F1)
 def macro_f1(view: RunView) -> Chart | None:
     """Draw the macro F1 on the server's reporting rows."""
-    return _scores(view, view.rounds, "server_macro_f1", "macro F1", "macro F1 on the server's rows")
+    return _scores(view, view.rounds, "server_macro_f1", "macro F1", "macro F1 on the server's test set")
 
 
 def _everybody(view: RunView) -> str:
@@ -217,11 +217,11 @@ def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -
 @figure(
     "view",
     "F1 of each class, rule by rule",
-    "On the server's rows; a class that a rule misses stays low.",
+    "On the server's test set; a class that a rule misses stays low.",
     _NO_F1,
 )
 def class_f1(view: RunView) -> Chart | None:
-    """Draw F1 of each class on the server's reporting rows, round by round, the mean of the seeds of each rule."""
+    """Draw F1 of each class on the server's test set, round by round, the mean of the seeds of each rule."""
     most, longest = 12, 60  # more classes are too small to read, and a small chart needs no more rounds
     seeds: dict[str, dict[int, list[list[float]]]] = {}
     frame = view.rounds[view.rounds["round"] > 0]
@@ -249,14 +249,14 @@ def class_f1(view: RunView) -> Chart | None:
         height=90,
     )
     note = f"The first {most} of {classes} classes." if classes > most else ""
-    return described(chart, "F1 of each class on the server's rows over the rounds, by rule.", note)
+    return described(chart, "F1 of each class on the server's test set over the rounds, by rule.", note)
 
 
 @figure(
     "view",
-    "What weighing the adapters lost",
+    "What combining the adapters lost",
     "Of the weighted sum of their products, less is better.",
-    "No rule of this run weighs low-rank adapters as products; algorithm.name = 'flexlora' does.",
+    "No rule of this run combines low-rank adapters as products; algorithm.name = 'flexlora' does.",
 )
 def adapters(view: RunView) -> Chart | None:
     """Draw what was lost of Σ wᵢBᵢAᵢ by cutting it to its rank, and what averaged factors would have lost."""
@@ -287,9 +287,9 @@ def adapters(view: RunView) -> Chart | None:
 
 @figure(
     "view",
-    "What flawed clients weighed",
+    "Weight of faulty clients",
     "The share of each round's weight that they got.",
-    "No client of this run is flawed; a [[flaws]] section makes some worth less.",
+    "No client of this run is faulty; a [[flaws]] section simulates faults.",
 )
 def flawed(view: RunView) -> Chart | None:
     """Draw the share of the weight that flawed clients got in each round, and the share that they had of the cohort."""
@@ -311,15 +311,15 @@ def flawed(view: RunView) -> Chart | None:
     labels = [label for label in view.labels if label in shares]
     rows = [_share_row(label, shares[label]) for label in labels]
     x = _rounds(rows)
-    y = alt.Y("share:Q", title="weight of flawed clients", axis=alt.Axis(format="%"), scale=alt.Scale(domainMin=0))
+    y = alt.Y("share:Q", title="weight of faulty clients", axis=alt.Axis(format="%"), scale=alt.Scale(domainMin=0))
     tips = ["rule:N", "round:Q", alt.Tooltip("share:Q", format=".1%")]
     even = unfolded([_share_row("their number", cohort)]).mark_line(strokeDash=[3, 3], style="soft")
     even = even.encode(x, y, strokeWidth=alt.value(1.4))
     chart = alt.layer(even, line_chart(rows, x, y, *by_rule(view.labels, labels), tooltip=tips, height=240))
-    note = "Dotted: their share of the clients asked, which is what equal weights would give them."
+    note = "Dotted: their share of the selected clients, which equal weights would give them."
     longest = max(len(some) for found in shares.values() for some in found)
     binned = f"Each point is the mean of {-(-longest // POINTS)} rounds." if longest > POINTS else ""
-    return described(chart, "Share of the weight that flawed clients got, by round.", note, binned)
+    return described(chart, "Share of the weight that faulty clients got, by round.", note, binned)
 
 
 def _share_row(label: str, seeds: Sequence[Frame]) -> Row:
@@ -333,8 +333,8 @@ def _share_row(label: str, seeds: Sequence[Frame]) -> Row:
 @figure(
     "view",
     "Columns that drift between sites",
-    "How differently a column is spread at a site than at all others; from 0.25 on it is said to drift.",
-    "The data are no table of several sites, or their columns were not compared.",
+    "How differently a column is spread at a site than at all others; from 0.25 on it drifts.",
+    "The data are not a table of several sites, or their columns were not compared.",
 )
 def drift(view: RunView) -> Chart | None:
     """Draw the population stability index of each column at each site, the columns that drift most first."""
@@ -365,7 +365,7 @@ def drift(view: RunView) -> Chart | None:
 @figure(
     "view",
     "Rounds to target",
-    "Further left is faster, further up reaches more devices.",
+    "Further left is faster, further up reaches more clients.",
     "No rule reached a target; rounds.targets names others.",
 )
 def targets(view: RunView) -> Chart | None:
@@ -378,12 +378,12 @@ def targets(view: RunView) -> Chart | None:
     chart = line_chart(
         rows,
         alt.X("rounds:Q", title="rounds needed", axis=alt.Axis(tickMinStep=1)),
-        alt.Y("share:Q", title="share of devices", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])),
+        alt.Y("share:Q", title="share of clients", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])),
         *by_rule(view.labels, [label for label in view.labels if label in known]),
         alt.Order("share:Q"),
         tooltip=[
             "rule:N",
-            alt.Tooltip("share:Q", format=".0%", title="share of devices"),
+            alt.Tooltip("share:Q", format=".0%", title="share of clients"),
             alt.Tooltip("rounds:Q", format=".1f", title="rounds needed"),
             alt.Tooltip("unreached:Q", title="seeds that did not reach it"),
         ],
@@ -395,7 +395,7 @@ def targets(view: RunView) -> Chart | None:
     note = (
         "A rule that reaches a target in no seed has no point there; where some seeds do not, they count as the limit."
     )
-    return described(chart, "Rounds needed until a share of the devices reach each target, by rule.", note)
+    return described(chart, "Rounds needed until a share of the clients reach each target, by rule.", note)
 
 
 def _goal(target: float) -> str:
@@ -426,9 +426,9 @@ def _target_rows(view: RunView) -> list[Row]:
 
 @figure(
     "view",
-    "Device by device",
-    "What each device gets from the model after the last round.",
-    "No device has been tested yet.",
+    "Score of each client",
+    "On its own test samples, after the last round.",
+    "No client has tested a model yet.",
 )
 def devices(view: RunView) -> Chart | None:
     """Draw the scores of the devices after the last round: dots, a bar for the middle half, a median."""
@@ -453,7 +453,7 @@ def devices(view: RunView) -> Chart | None:
     labels = [bar["rule"] for bar in bars]
     form = score_format(view.measure)
     digits = f".1{form}" if form == "%" else ".4f"
-    title = f"{view.measure} of a device"
+    title = f"{view.measure} of a client"
     y = alt.Y("rule:N", sort=labels, title=None, axis=alt.Axis(labelLimit=150, grid=False))
     colour = alt.Color("rule:N", scale=alt.Scale(domain=view.labels), legend=None)
     marked = {"p10": "10th percentile", "p50": "median", "p90": "90th percentile"}
@@ -480,7 +480,7 @@ def devices(view: RunView) -> Chart | None:
             "rule:N",
         ],
     )
-    note = "Line: 10th to 90th percentile; bar: middle half; tick: median; dots: devices"
+    note = "Line: 10th to 90th percentile; bar: middle half; tick: median; dots: clients"
     note += "." if all_drawn else f", {most} for each rule, evenly spaced."
     chart = alt.layer(whisker, box, middle, points, width=WIDTH, height=max(90, 44 * len(labels)))
-    return described(chart, "Distribution of the devices' own scores after the last round, by rule.", note)
+    return described(chart, "Distribution of the clients' own scores after the last round, by rule.", note)

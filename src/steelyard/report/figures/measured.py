@@ -27,8 +27,8 @@ Tables = Mapping[str, Floats]
 @figure(
     "federation",
     "Measures by site",
-    "How good the last model is on the test rows, by site and over all, with 95% intervals from these rows.",
-    "No measure was asked for; rounds.measure = 'roc-auc', or another, records what this needs.",
+    "The last model on the test samples, by site and over all, with 95% intervals from these samples.",
+    "No further metric was recorded; rounds.measure = 'roc-auc', or another, records what this needs.",
 )
 def measures(view: RunView, part: FederationView) -> Chart | None:
     """Draw every measure at each site, and of classes ROC curves, calibration and confusion."""
@@ -52,7 +52,7 @@ def measures(view: RunView, part: FederationView) -> Chart | None:
     return described(
         alt.vconcat(*panels).resolve_scale(color="independent"),
         f"Measures of the last model under {part.label}, by site and over all.",
-        f"{len(kept)} of {len(clients)} sites, those with most test rows." if len(kept) < len(clients) else "",
+        f"{len(kept)} of {len(clients)} sites, those with most test samples." if len(kept) < len(clients) else "",
         f"Bins of scores move ROC AUC by {float(auc_bound(sites[ALL])):.2g} at most." if tally.classes else "",
         "Curves are of each class against all others, over all sites." if several else "",
         f"Sensitivity, specificity, F1 and the curves are of the class {classes[1]}." if tally.classes == 2 else "",
@@ -129,7 +129,7 @@ def _calibration(tables: Tables) -> Chart:
     points = unfolded(rows).mark_line(point=True)
     drawn = points.encode(
         alt.X("said:Q", title="probability, mean of a tenth", scale=alt.Scale(domain=[0, 1])),
-        alt.Y("found:Q", title="share of rows", scale=alt.Scale(domain=[0, 1])),
+        alt.Y("found:Q", title="share of samples", scale=alt.Scale(domain=[0, 1])),
         _by_name(list(tables)),
         tooltip=["name:N", "rows:Q", alt.Tooltip("said:Q", format=".2f"), alt.Tooltip("found:Q", format=".2f")],
     )

@@ -32,7 +32,7 @@ DOTS = 900
 """Points of criteria against weight at most, for each rule."""
 MARK = "⚑ "
 """Stands before the names of flawed clients, so that colour is not the only sign."""
-FLAWED, SOUND = "flawed", "not flawed"
+FLAWED, SOUND = "faulty", "not faulty"
 _NAMES = alt.Axis(ticks=False, domain=False)
 
 
@@ -41,7 +41,7 @@ def _marked(clients: Sequence[str], flawed: Collection[str]) -> list[str]:
 
 
 def _mark_note(flawed: object) -> str:
-    return f"{MARK.strip()} marks flawed clients." if flawed else ""
+    return f"{MARK.strip()} marks faulty clients." if flawed else ""
 
 
 def _left_out(kept: Sized, every: Sized, which: str = "") -> str:
@@ -50,9 +50,9 @@ def _left_out(kept: Sized, every: Sized, which: str = "") -> str:
 
 @figure(
     "federation",
-    "Who counted, when",
-    "The weight of each client in each round; no colour: it was not asked.",
-    "No client was weighed under this rule, or all were asked in every round and weighed the same.",
+    "Weight of each client",
+    "In each round; no colour: the client was not selected.",
+    "No client was weighted under this rule, or all had equal weights in every round.",
 )
 def weights(view: RunView, part: FederationView) -> Chart | None:
     """Draw how much each client weighed in each round of one rule; a cell without colour: it was not asked."""
@@ -89,7 +89,7 @@ def weights(view: RunView, part: FederationView) -> Chart | None:
             "flaw:N",
         ],
     )
-    which = f": {'flawed ones, ' if flawed else ''}the heaviest and the lightest"
+    which = f": {'faulty ones, ' if flawed else ''}the heaviest and the lightest"
     return described(
         alt.layer(drawn, width=WIDTH, height=max(120, (16 if len(names) <= 40 else 13) * len(names))),
         f"Weight of each client in each round under {part.label}.",
@@ -184,7 +184,7 @@ def contributions(view: RunView, part: FederationView) -> Chart | None:
 
 @figure(
     "federation",
-    "What decided",
+    "Criteria and weights",
     "Each criterion, as normalised over the cohort, against the weight of the update.",
     "No criterion was measured under this rule.",
 )
@@ -246,9 +246,9 @@ def _soundness(flawed: object) -> alt.Color:
 
 @figure(
     "federation",
-    "Who listens to whom",
-    "How much of each other's models each client takes into its own; the mean over all rounds.",
-    "Under this rule clients do not weigh each other; fedfomo lets them.",
+    "Weights between clients",
+    "How much of each other's models each client combines into its own; the mean over all rounds.",
+    "Under this rule clients do not weight each other; under fedfomo they do.",
 )
 def listening(view: RunView, part: FederationView) -> Chart | None:
     """Draw the mean weight over all rounds that each client (row) gave each client (column) of its cohorts."""
@@ -264,19 +264,19 @@ def listening(view: RunView, part: FederationView) -> Chart | None:
     drawn = cells(
         [{"client": name, "hears": names, "weight": numbers(row)} for name, row in zip(names, grid, strict=True)],
         "isValid(datum.weight)",
-        alt.X("hears:N", sort=names, title="listens to", axis=_NAMES),
+        alt.X("hears:N", sort=names, title="combines the model of", axis=_NAMES),
         alt.Y("client:N", sort=names, title="client", axis=_NAMES),
         alt.Color("weight:Q", scale=alt.Scale(domainMin=0), legend=alt.Legend(title="weight", format=".2~%")),
         tooltip=[
             "client:N",
-            alt.Tooltip("hears:N", title="listens to"),
+            alt.Tooltip("hears:N", title="combines the model of"),
             alt.Tooltip("weight:Q", format=".1%"),
         ],
     )
     side = max(160, min(WIDTH - 160, 16 * len(names)))
     return described(
         drawn.properties(width=side, height=side),
-        f"How much each client listened to each other under {part.label}.",
+        f"How much weight each client gave each other under {part.label}.",
         _left_out(kept, table),
         _mark_note(flawed),
     )
@@ -340,7 +340,7 @@ def _rounds(view: RunView, part: FederationView, *columns: str) -> list[dict[str
 @figure(
     "federation",
     "Class by class",
-    "F1 of each class on the server's rows, and its weight in an adaptive loss.",
+    "F1 of each class on the server's test set, and its weight in an adaptive loss.",
     "The server of this run reports no F1 of each class.",
 )
 def classes(view: RunView, part: FederationView) -> Chart | None:
@@ -355,7 +355,7 @@ def classes(view: RunView, part: FederationView) -> Chart | None:
             kappa[int(row["round"])] = given
     if not f1:
         return None
-    panels = [_over_rounds(f1, "F1", "F1 of each class on the server's rows", alt.Scale(domain=[0, 1]))]
+    panels = [_over_rounds(f1, "F1", "F1 of each class on the server's test set", alt.Scale(domain=[0, 1]))]
     if kappa:
         panels.append(_over_rounds(kappa, "κ", "Weight κ of each class in the clients' loss", alt.Scale(zero=True)))
     return described(
@@ -404,7 +404,7 @@ def split(view: RunView, part: FederationView) -> Chart | None:
         frame = view.clients(part)
         sizes = frame[frame["samples"].notna()].groupby("client")["samples"].max()
         missing = view.evaluations(part)["client"].nunique() - len(sizes)
-        note = f"{missing} clients were never asked, so their size is not recorded." if missing > 0 else ""
+        note = f"{missing} clients were never selected, so their size is not recorded." if missing > 0 else ""
     return _split(sizes, labels, view.flaws(part), note) if len(sizes) else None
 
 
@@ -483,7 +483,7 @@ def _held(names: list[str], counts: list[list[int]]) -> alt.Chart:
     "client",
     "One client",
     "Its weight, its criteria and its own score.",
-    "This client was neither asked nor tested under this rule.",
+    "This client was neither selected nor tested under this rule.",
 )
 def client(view: RunView, part: FederationView, name: str) -> Chart | None:
     """Draw the course of one client under one rule: its weight, its criteria as normalised, and its own score."""
