@@ -176,7 +176,7 @@ class _Runnable:
         progress: bool | None = None,
         accept: Sequence[str] = (),
     ) -> Result:
-        """Run several rules on the same cohorts and first models, with some seeds; `result.table` and `print(result)` compare them.
+        """Run several rules on the same cohorts and first models, with some seeds; the result prints as the answer.
 
         Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
 

@@ -301,7 +301,7 @@ def test_quickstart_end_to_end(steelyard: CommandLine, command: CommandLine, ref
     assert "\x1b" not in done.stderr
     assert "holds a run already" in refused(*words)
     text = command("resume", folder).stdout
-    assert "worst tenth" in text
+    assert "worst 10%" in text
     assert str(folder) in text.replace("\n", "")
 
 

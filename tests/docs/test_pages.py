@@ -50,7 +50,7 @@ def test_no_sentence_is_too_long() -> None:
 
 UNPLAIN = re.compile(
     r"equal say|seen from|held against|hold it against|cannot be told from|cannot be lied about|more is better|explod|"
-    r"worst tenth of|singly|of the clients' own|weights by others|the rivals|malicious clients|goes on\b|\banew\b|"
+    r"worst tenth of|singly|of the clients' own|weights by others|the rivals|hostile clients|goes on\b|\banew\b|"
     r"common model|rows that (?:weigh|report)|reporting rows|shared out|with your rights|\d %",
     re.IGNORECASE,
 )

@@ -82,7 +82,7 @@ def test_what_a_killed_set_up_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text("")
     (tmp_path / "run.sqlite-wal").write_text("of another database")
     assert not exists(tmp_path)
-    assert_refused(lambda: History(tmp_path), "no run here")
+    assert_refused(lambda: History(tmp_path), "not a run folder")
     made(tmp_path)
     assert exists(tmp_path)
     assert History(tmp_path).info["seeds"] == "[1, 2]"

@@ -153,7 +153,7 @@ def test_a_stopped_arena_goes_on_to_the_same_figures(
         patched.setattr(RUNS, raising(KeyboardInterrupt()))
         with pytest.raises(Stopped):
             go_on_in(folder)
-    assert files_of(folder).sentence.startswith("Nothing can be said of LD>DS/max yet")
+    assert files_of(folder).sentence.startswith("No recommendation: no task has ended")
     lines: list[str] = []
     go_on(Arena.read(folder), folder, How(announce=lines.append))
     assert lines == ["task 1 of 1: hospitals, heart disease in four hospitals (UCI)"]

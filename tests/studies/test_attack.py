@@ -228,11 +228,11 @@ def test_a_rule_that_exploded_is_not_recommended_and_fedavg_may_have_another_nam
     assert found is not None
     assert (found.baseline, found.rule, found.where) == ("size", "LD", "under flip")
     reasons = {row.rule: row.left_out for row in found.rules}
-    assert reasons == {"size": "", "LD": "", "VP": "its model exploded in 1 of 3 seeds under flip"}
+    assert reasons == {"size": "", "LD": "", "VP": "its training diverged in 1 of 3 seeds under flip"}
     worse = recommended([AttackBlock(attack="flip", rules=(sound, size.model_copy(update={"ended": 3})))], "again")
     assert worse is not None
     assert worse.rule is None
-    assert "size, which the others are held against: its model exploded in 3 of 3 seeds" in worse.sentence
+    assert "size, the baseline: its training diverged in 3 of 3 seeds" in worse.sentence
     # Nobody weighs by size alone: the first is held against. The worst attack counts, seed by seed.
     other = AttackBlock(attack="door", rules=(row("VP", 0.2, 0.95, 0.2), row("LD", 0.6, 0.8, 0.6)))
     both = recommended([AttackBlock(attack="flip", rules=(row("VP", 0.9, 0.91, 0.9), sound)), other], "again")

@@ -260,7 +260,7 @@ def test_code_is_asked_for_before_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("candidate", "rule", "parts"),
     [
-        ("fedavg", None, ("'fedavg'", "held against")),
+        ("fedavg", None, ("'fedavg'", "the baseline")),
         ("DS,LD,MD,EQ,VP", None, ("5 rules", SUITE.tuning.budget)),
         ("EQ", "LD", ("--rule", "'LD'", "'EQ'")),
         ("missing.toml", None, ("missing.toml",)),
@@ -314,7 +314,7 @@ def test_the_best_is_the_first_of_the_best_and_none_that_exploded() -> None:
     values = {"a1": 0.5, "a2": 0.7, "a3": 0.7, "a4": math.nan}
     assert Tried("a", values).best == "a2"
     assert [Tried("a", values, frozen).best for frozen in ("a1", "a3")] == ["a2", "a3"]
-    assert_refused(lambda: Tried("a", {"a1": math.nan}).best, "arena", "every setting of a", "a1")
+    assert_refused(lambda: Tried("a", {"a1": math.nan}).best, "arena", "with a diverged", "a1")
 
 
 TRIED = """
@@ -328,7 +328,7 @@ a(1)            50.00   yes
 a(2)                –
 EQ              25.00           yes
 -----------------------------------
-On the clients' own test rows, mean over the scenes and the seeds 11, 12, 13.
+On the clients' own test samples, mean over the tasks and the seeds 11, 12, 13.
 """
 
 

@@ -84,7 +84,7 @@ def made(values: dict[int, list[float]], diverged: tuple[int, ...] = (), **field
     ("values", "measure", "measured", "shown"),
     [
         ([0.91, 0.93], "score", "accuracy", "92.00 % ±12.71"),  # t(1) = 12.706, s/√2 = 0.01
-        ([0.91], "worst10", "worst tenth, accuracy", "91.00 %"),
+        ([0.91], "worst10", "worst 10% of clients, accuracy", "91.00 %"),
         ([0.25], "server-mape", "server-mape", "25.00 %"),  # as in every other table
         ([12.0], "rounds-to-target", "rounds-to-target", "12"),
         ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13.0 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577

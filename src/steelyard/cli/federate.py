@@ -130,7 +130,7 @@ def list_runs(server: ServerArgument, format: FormatOption = "text") -> None:
     table = Table("", ("run", "status", "round", "name", "folder", ""), rows, names=6)
     emit({"served": home.is_served(), "runs": found}, format, [table])
     if not home.is_served():
-        print("nobody serves this folder now", file=sys.stderr)
+        print("no server runs here now", file=sys.stderr)
 
 
 def follow(server: ServerArgument, run: RunNumber = None) -> None:

@@ -150,11 +150,9 @@ class ServerFolder:
             return False
 
     def require_served(self) -> None:
-        """Refuse where nobody serves this folder."""
+        """Refuse where no server runs here."""
         if not self.is_served():
-            raise UserError(
-                f"{self.folder}: nobody serves this folder; allowed: the folder of a running `steelyard federate serve`"
-            )
+            raise UserError(f"{self.folder}: no server runs here. Start `steelyard federate serve`")
 
 
 def server_folder(folder: Path) -> ServerFolder:

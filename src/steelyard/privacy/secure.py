@@ -6,7 +6,7 @@ which is OpenSSL underneath. A key makes one stream, in one round, and is then t
 
 **The client** makes fresh keys, shares what opens its masks among the others, hides its words, and at the end helps to
 open the sum, once. It never reveals both kinds of share of the same client: the server says who stayed, and all others
-count as gone. What it refuses, it refuses for good: the round goes on without it.
+count as gone. A client that refuses a step leaves the round.
 
 **The server** carries messages, adds up hidden words, and opens their sum alone.
 """

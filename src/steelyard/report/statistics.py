@@ -418,7 +418,7 @@ FIGURES = (
         "best", "best round", lambda curve, settings: float(max(curve.overall, default=math.nan)), None, ("clients",)
     ),
     FigureOfMerit("worst", "worst client", partial(_of_clients, worst_score), None, ("clients",)),
-    FigureOfMerit("worst_tenth", "worst tenth", partial(_of_clients, worst_tenth), None, ("main", "clients")),
+    FigureOfMerit("worst_tenth", "worst 10%", partial(_of_clients, worst_tenth), None, ("main", "clients")),
     FigureOfMerit(
         "p10", "10th percentile", partial(_of_clients, lambda scores: np.percentile(scores, 10)), None, ("clients",)
     ),

@@ -254,8 +254,8 @@ def main_table(document: Comparison, *, target: bool = False) -> Table:
     measure, last = measure_of(found.measure), min(document.last, document.rounds)
     columns = [*_common(document), *_deciding(found, measure)]
     # The server may test by another measure than clients are scored by: RMSE, and minus RMSE.
-    whose = " of the users" if ranks_lists(document.measure) else " of the clients" if measure != score else ""
-    headings = {"worst_tenth": f"worst tenth{whose}"}
+    whose = " of users" if ranks_lists(document.measure) else " of clients"
+    headings = {"worst_tenth": f"worst 10%{whose}"}
     headings["final"] = f"{score.name} on the clients" if measure != score else "on the clients"
     by_clients = "server" not in found.where
     for figure in FIGURES:
@@ -264,7 +264,7 @@ def main_table(document: Comparison, *, target: bool = False) -> Table:
         column = figure_column(figure, score, "main", headings.get(figure.name, ""))
         if figure.name == "worst_tenth":
             column = Column(column.heading, lambda rule, column=column: _worst(rule, column, score))
-            columns += [column, Column("rows of the worst", _rows_of_the_worst)]
+            columns += [column, Column("their samples", _samples_of_the_worst)]
         elif figure.name != "testing_rounds" or any(rule.figures["testing_rounds"].mean > 0 for rule in document.rules):
             columns.append(column)
     if target and score.of_rows and document.has("worst"):
@@ -300,7 +300,7 @@ def _worst(rule: RuleResult, column: Column, measure: Measure) -> str:
     return f"{column.cell(rule)} {on_cell(one, measure)}" if one else column.cell(rule)
 
 
-def _rows_of_the_worst(rule: RuleResult) -> str:
+def _samples_of_the_worst(rule: RuleResult) -> str:
     return f"{rule.worst_tenth_on.rows:,}" if rule.worst_tenth_on else UNKNOWN
 
 
@@ -383,7 +383,7 @@ def _devices(document: Comparison) -> list[Table]:
     measure, own = measure_of(document.measure), any(rule.own_models for rule in document.rules)
     columns = [figure_column(figure, measure, "clients") for figure in FIGURES if "clients" in figure.tables]
     served = [figure for figure in FIGURES if own and figure.name == "server_accuracy"]
-    columns += [figure_column(figure, measure, "clients", "server's rows") for figure in served]
+    columns += [figure_column(figure, measure, "clients", "server's test set") for figure in served]
     note = f"Final: over all test samples after round {document.rounds}; the rest over clients; {measure.direction}."
     if own:
         note += " Own models: each client tested its own. Server's test set: the global model."
@@ -405,7 +405,7 @@ def _clients(document: Comparison) -> list[Table]:
         rows.append((name, f"{count:,}", *(_client_cell(row, measure) for row in mine)))
     note = f"{measure.heading} [95% interval from its samples], {measure.direction}. "
     note += "Do not rank clients whose intervals overlap, or clients with too few samples."
-    return [Table("Client by client after the last round", ("client", "rows", *rules), tuple(rows), note)]
+    return [Table("Client by client after the last round", ("client", "samples", *rules), tuple(rows), note)]
 
 
 def _client_cell(row: ClientScore | None, measure: Measure) -> str:

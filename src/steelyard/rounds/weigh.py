@@ -1,6 +1,6 @@
 """From the updates of a cohort to a new model: admitted, measured, weighed, combined; with or without noise.
 
-A model that is not finite, or that exploded, is never kept: the round is weighed without the culprit. What a round does
+A model that is not finite, or that exploded, is never kept: the round is aggregated without the most distant update. What a round does
 with the server's own rows is here as well: it trains on them alone, or fits the weights to them.
 """
 
@@ -68,11 +68,9 @@ def without_culprit(task: Task, updates: Updates, least: int) -> Updates:
     distances = updates.payload.divergence(task.parameters)
     culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
     if len(updates.clients) <= max(1, least):
-        raise Exploded(
-            task.federation, task.round, "the global model is no longer finite, whichever client is left out"
-        )
+        raise Exploded(task.federation, task.round, "training diverged, even with clients excluded")
     keep = [row for row in range(len(updates.clients)) if row != culprit]
-    reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
+    reason = f"excluded: with its update ({distances[culprit]:.3g} away) training diverges"
     return updates.select(keep, [Failure(updates.clients[culprit], reason)])
 
 

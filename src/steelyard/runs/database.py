@@ -337,8 +337,8 @@ def instead_of_a_run(folder: Path, missing: str = DATABASE) -> str:
             return f"holds {what}, which is several runs; allowed: {instead.format(folder)}"
     with suppress(OSError):
         if inside := sorted(entry.parent for entry in folder.glob(f"*/{DATABASE}")):
-            return f"no run here (no {missing}); allowed: one of the runs in it, such as {inside[0]}"
-    return f"no run here (no {missing}); allowed: a folder that `steelyard run` made"
+            return f"not a run folder: {missing} is missing; allowed: one of the runs in it, such as {inside[0]}"
+    return f"not a run folder: {missing} is missing; allowed: a folder that `steelyard run` made"
 
 
 def connect(folder: Path, *, write: bool) -> sqlite3.Connection:

@@ -255,7 +255,7 @@ class Figure(NamedTuple):
 def measured_name(experiment: Description, measure: str) -> str:
     """Return what a measure is called in headings: "score" is what the experiment scores by."""
     if measure == "worst10":
-        return f"worst tenth, {experiment.score_name}"
+        return f"worst 10% of clients, {experiment.score_name}"
     return experiment.score_name if measure == "score" else experiment.measures.get(measure, measure)
 
 

@@ -52,7 +52,7 @@ export class ServerView {
   draw(found) {
     const there = found.nodes.filter((node) => node.status === "connected").length;
     const waiting = found.runs.filter((run) => run.status === "queued").length;
-    const state = h("span", { class: `state ${found.served ? "finished" : "killed"}` }, found.served ? "serves" : "nobody serves this folder");
+    const state = h("span", { class: `state ${found.served ? "finished" : "killed"}` }, found.served ? "serves" : "no server runs here");
     const facts = [`${there} of ${found.nodes.length} nodes connected`, waiting === 1 ? "1 run waits" : `${waiting} runs wait`];
     this.head.replaceChildren(
       h("h1", {}, "Server"),
