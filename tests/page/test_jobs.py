@@ -20,8 +20,8 @@ from tests.page.page_server import Page, Written, finished, serving, warm_job
 from tests.warm import await_warmth, command_environment
 
 from steelyard.federate.queue import ServerFolder, new_run, note_outcome, runs_of, server_folder
-from steelyard.page.form import assignments, form
-from steelyard.page.jobs import own_code
+from steelyard.page.form import assignments, command, form, list_recipes
+from steelyard.page.jobs import Jobs, own_code
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
 
@@ -47,6 +47,22 @@ def test_the_form_says_what_a_recipe_takes_where_it_names_nothing() -> None:
     assert clients["value"] is None
     assert assignments("hospitals", {"partition.clients": None}) == []
     assert assignments("hospitals", {"partition.clients": 3}) == ["partition.clients=3"]
+
+
+def test_an_experiment_file_of_the_folder_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the page was started: experiments, and neither a node's file nor another tool's."""
+    monkeypatch.chdir(tmp_path)
+    files = {"my": "[rounds]\ncount = 2\n", "node": 'server = "h:1"\n[data]\n', "tool": "[tool.x]\n", "broken": "["}
+    for name, text in files.items():
+        Path(f"{name}.toml").write_text(text)
+    assert [each["name"] for each in list_recipes()][:2] == ["my.toml", "adafed-1"]
+    assert command("my.toml", {"rounds.count": 3, "rules": ""}, None) == ["run", "./my.toml", "--set", "rounds.count=3"]
+    chosen = {"rules": "fedavg, LD>DS", "seeds": 2}
+    assert command("my.toml", chosen, None) == ["compare", "./my.toml", "--rules", "fedavg, LD>DS", "--seeds", "2"]
+    for fields, told in (({"rules": "nope"}, "nope"), ({"seeds": 0}, "seeds"), ({"rules": "choquet(DS;x)"}, "file")):
+        assert_refused(lambda fields=fields: command("my.toml", fields, None), told)
+    Path("my.toml").write_text('[model]\nname = "mine.py:build"\n[rounds]\ncount = 1\n')
+    assert_refused(lambda: Jobs(tmp_path).start("my.toml", "a", {}), "model.name = ", "steelyard watch --trust")
 
 
 def test_start_stop_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +175,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Generator[Page]:
         ({"fields": {"model.name": "evil.py:build"}}, "not a field of this form"),
         ({"fields": {"rounds.count": "1\n[model]"}}, "rounds.count: got"),
         ({"fields": {"rounds.count": 0}}, "rounds.count"),
+        ({"fields": {"seeds": 1001}}, "seeds"),
         ({"fields": {"weighing.priority": 'x"\nplugins=["e.py"]'}}, "a short text"),
         ({"fields": None}, "fields"),
         (None, ""),

@@ -240,7 +240,7 @@ def test_fedavg_is_dataset_size_alone(settings: Any, expected: bool) -> None:
 def test_the_sentence_and_the_sign_tell_of_flawed_clients(tmp_path_factory: pytest.TempPathFactory) -> None:
     view = RunView([shared_run(tmp_path_factory)])
     second = headlines(view)[1]
-    assert "2 of 8 clients were flawed" in second
+    assert "2 of 8 clients were faulty (simulated)" in second
     (document,) = view.documents
     means = {rule.rule: rule.figures["flawed_weight"].mean for rule in document.rules}  # over both seeds
     for name in ("fedavg", "VP>DS"):

@@ -1,18 +1,21 @@
-"""The form that starts a recipe: a few of its fields, with types, bounds and words from the schema of the settings."""
+"""The form that starts a recipe or an experiment file: a few of its fields, as the schema of the settings has them."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from steelyard.base.documents import schema_with_texts
 from steelyard.base.errors import UserError
 from steelyard.base.settings import parse
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import load, recipes
+from steelyard.experiment.loading import Ask, load, own_text, recipes
+from steelyard.experiment.rules import MOST_SEEDS, load_comparison, seeds_of
 
 LABELS = {
     "seed": "Seed",
@@ -52,18 +55,49 @@ class Recipe(TypedDict):
 
 
 def list_recipes() -> list[Recipe]:
-    """Return the ready experiments with what they say of themselves."""
-    described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in recipes().items()}
+    """Return what the page starts: the experiment files where it was started, then the recipes, each as described."""
+    ready = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in recipes().items()}
+    described = {**_own(), **ready}
     return [{"name": name, "description": str(d.get("description", ""))} for name, d in described.items()]
 
 
+def _own() -> dict[str, dict[str, Any]]:
+    """Return the experiment files in the folder where the page was started; other TOML, such as a node's, is none."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(Path().glob("*.toml")):
+        with suppress(UserError):
+            document = parse(own_text(path), path.name)
+            if {"data", "interactions", "rounds"} & document.keys() and "server" not in document:
+                found[path.name] = document
+    return found
+
+
+RULES: FormField = {
+    "name": "rules",
+    "label": "Rules to compare",
+    "value": "",
+    "type": "string",
+    "help": "With commas, such as fedavg,LD>DS/max; empty: the experiment's own.",
+}
+SEEDS: FormField = {
+    "name": "seeds",
+    "label": "Number of seeds",
+    "value": 1,
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MOST_SEEDS,
+    "help": "Several seeds compare the rules; three or more give a recommendation.",
+}
+
+
 def form(recipe: str) -> list[FormField]:
-    """Return the fields that the form shows for a recipe, each with its type, bounds, value and documentation."""
-    if recipe not in recipes():
-        raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(recipes())}")
+    """Return the fields that the form shows for an experiment, each with type, bounds, value and documentation."""
+    known = [each["name"] for each in list_recipes()]
+    if recipe not in known:
+        raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(known)}")
     described = load(recipe)
     document = described.model_dump(mode="json")
-    shown: list[FormField] = []
+    shown = [RULES, SEEDS]
     for name in described.form_fields:
         field, value = _lookup(_schema(type(described)), name), _value(document, name)
         if name == "weighing.priority":
@@ -74,31 +108,48 @@ def form(recipe: str) -> list[FormField]:
     return shown
 
 
+def command(recipe: str, fields: Mapping[str, object], ask: Ask | None) -> list[str]:
+    """Return the command that a filled form stands for; what cannot run is refused, code that it names is asked for."""
+    changes, chosen = assignments(recipe, fields), {"rules": "", "seeds": 1, **fields}
+    source = f"./{recipe}" if recipe.endswith(".toml") else recipe
+    options = [source, *(part for change in changes for part in ("--set", change))]
+    rules, seeds = (str(_checked(field, chosen[field["name"]])).strip() for field in (RULES, SEEDS))
+    if "choquet" in rules:
+        raise UserError("rules: choquet reads a file, which a form does not name; allowed: `steelyard compare`")
+    if not rules and seeds == "1":
+        load(source, changes, ask=ask)
+        return ["run", *options]
+    seeds_of(load_comparison(source, changes, [rules or "recipe"], ask=ask), int(seeds))
+    return ["compare", *options, "--rules", rules or "recipe", "--seeds", seeds]
+
+
 def assignments(recipe: str, fields: Mapping[str, object]) -> list[str]:
     """Return the changes of a filled form as --set takes them; a field that the form does not have is refused."""
     offered = {field["name"]: field for field in form(recipe)}
+    fields = {name: value for name, value in fields.items() if name not in (RULES["name"], SEEDS["name"])}
     changes: list[str] = []
     for name, value in fields.items():
         if name not in offered:
             raise UserError(f"{name[:100]}: not a field of this form; allowed: {', '.join(offered)}")
         if value == offered[name]["value"] or value is None:
             continue
-        changes.append(f"{name}={_written(name, value, offered[name])}")
+        # A JSON text or number is one of TOML too.
+        changes.append(f"{name}={json.dumps(_checked(offered[name], value))}")
     return changes
 
 
-def _written(name: str, value: object, field: FormField) -> str:
-    kind = field["type"]
+def _checked(field: FormField, value: object) -> int | float | str:
+    """Return a value of the type of its field."""
+    name, kind = field["name"], field["type"]
     if kind in ("integer", "number"):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise UserError(f"{name}: got {json.dumps(value)[:100]}; allowed: a number")
         if kind == "integer" and value != int(value):
             raise UserError(f"{name}: got {value}; allowed: a whole number")
-        return str(int(value)) if kind == "integer" else repr(float(value))
+        return int(value) if kind == "integer" else float(value)
     if not isinstance(value, str) or len(value) > 200 or not value.isprintable():
         raise UserError(f"{name}: got {json.dumps(value)[:100]}; allowed: a short text")
-    # A JSON text is a TOML text too.
-    return json.dumps(value)
+    return value
 
 
 @lru_cache

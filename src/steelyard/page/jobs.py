@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, without_controls
 from steelyard.base.settings import parse
-from steelyard.experiment.loading import RUN_FILE, load, named_code, own_text, recipes
-from steelyard.page.form import assignments
+from steelyard.experiment.loading import RUN_FILE, named_code, own_text, refuse
+from steelyard.page.form import command
 from steelyard.runs.glance import Glance, RunDocument, glance, run_folder, started
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -98,23 +99,20 @@ class Jobs:
         return found
 
     def start(self, recipe: str, name: str, fields: Mapping[str, object]) -> str:
-        """Start a recipe with some fields changed, into a new folder of this name under the root; returns the name."""
+        """Start what a filled form says, into a new folder of this name under the root; returns the name."""
         self.require_verbs()
-        if recipe not in recipes():
-            raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(recipes())}")
         if not NAME.fullmatch(name):
             raise UserError(
                 f"name: got '{name[:100]}'; allowed: a letter or digit, then up to 99 of these, points, dashes and _"
             )
-        changes = assignments(recipe, fields)
-        load(recipe, changes)
-        arguments = [part for change in changes for part in ("--set", change)]
+        ask = None if self.trust else partial(refuse, allowed="start the page with `steelyard watch --trust`")
+        arguments = [*command(recipe, fields, ask), *(["--trust"] if self.trust else [])]
         with self._lock:
             folder = self.root / name
             taken = self._jobs.get(name)
             if (taken is not None and taken.ended is None) or folder.is_symlink() or folder.exists():
                 raise UserError(f"name: '{name}' is taken already in {self.root}; allowed: a name of its own")
-            self._spawn(name, ["run", recipe, *arguments, "--out", str(folder)])
+            self._spawn(name, [*arguments, "--out", str(folder)])
         return name
 
     def stop(self, run: str) -> None:

@@ -1,7 +1,7 @@
 """From the updates of a cohort to a new model: admitted, measured, weighed, combined; with or without noise.
 
-A model that is not finite, or that exploded, is never kept: the round is aggregated without the most distant update. What a round does
-with the server's own rows is here as well: it trains on them alone, or fits the weights to them.
+A model that is not finite, or that exploded, is never kept: the round is aggregated without the most distant update.
+What a round does with the server's own rows is here as well: it trains on them alone, or fits the weights to them.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ let chosen = [];
 let view = null;
 let source = null;
 let waiting = null;
+let landed = true;
 
 function connect() {
   source?.close();
@@ -30,6 +31,7 @@ function connect() {
     drawList(runs, chosen);
     if (waiting && runs.some((run) => run.name === waiting && run.rules.length)) route();
     else if (waiting) drawWaiting();
+    if (!landed && !view) welcome();
   });
   source.addEventListener("moved", () => view?.moved());
 }
@@ -46,22 +48,24 @@ function drawWaiting() {
   byId("main").replaceChildren(h("div", { class: "notice" }, h("h1", {}, waiting), notice));
 }
 
-function welcome() {
-  byId("main").replaceChildren(
-    h(
-      "div",
-      { class: "notice" },
-      h("h1", {}, "Weights, criteria and scores of every client"),
-      h("p", {}, "Choose a run to see its figures, live while it runs. Tick two or more to compare them."),
-      h("p", { class: "soft" }, "A steelyard weighs with unequal arms: a small weight far out balances a big one close in."),
-    ),
-  );
+// Without a run in the address the newest one is shown; before there is one, what this page is for.
+async function welcome() {
+  const newest = runs.find((run) => run.rules.length);
+  const words = newest ? "The newest run. Choose another" : "Weights, criteria and scores of every client: choose a run";
+  const hint = h("p", { class: "soft" }, `${words} to see its figures, live while it runs. Tick two or more to compare them.`);
+  const place = h("div", {});
+  byId("main").replaceChildren(hint, place);
+  landed = Boolean(newest);
+  if (!newest) return;
+  view = new RunView([newest.name], place);
+  await view.open();
 }
 
 async function route() {
   view?.end();
   view = null;
   waiting = null;
+  landed = true;
   const [, kind, rest] = location.hash.match(/^#\/(run|new|server)\/?(.*)$/) ?? [];
   const before = chosen.join("\n");
   chosen = kind === "run" && rest ? rest.split(",").map(decodeURIComponent) : [];
@@ -86,7 +90,7 @@ async function route() {
     }
     byId("main").focus({ preventScroll: true });
   } else {
-    welcome();
+    await welcome();
   }
 }
 

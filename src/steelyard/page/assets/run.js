@@ -49,7 +49,19 @@ export class RunView {
       this.figures.push(figure);
       (kind.of === "view" ? this.shared : this.single).append(figure.element);
     }
-    this.renew().then(() => this.drawAgain());
+    this.renew().then(() => this.drawAgain()).then(() => this.fill());
+  }
+
+  // What is not in sight is drawn one by one while nothing else is to do: a picture of the whole page has all figures.
+  async fill() {
+    const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 300));
+    for (const figure of this.figures) {
+      await new Promise((work) => idle(work));
+      if (this.ended) return;
+      if (!figure.pending) continue;
+      figure.pending = false;
+      await figure.show();
+    }
   }
 
   // Weighing again needs the raw criteria, which may be long: they come after the figures.
@@ -144,6 +156,7 @@ export class RunView {
     const seeds = rows.some((row) => row.seeds > 1);
     const rounds = new Set(rows.map((row) => row.round)).size > 1;
     const head = ["rule", rounds && "round", seeds && "seeds", `${measure} on the clients`, server && `accuracy on ${this.found.server_rows}`, "excluded", tests && "testing rounds"];
+    const names = head.filter(Boolean);
     const body = rows.map((row) =>
       h(
         "tr",
@@ -151,10 +164,10 @@ export class RunView {
         h("th", { scope: "row" }, row.rule),
         ...[rounds && row.round, seeds && row.seeds, score(row.accuracy, measure), server && score(row.server, "accuracy"), row.left_out, tests && row.tests]
           .filter((cell) => cell !== false)
-          .map((cell) => h("td", {}, cell)),
+          .map((cell, index) => h("td", { "data-heading": names[index + 1] }, cell)),
       ),
     );
-    const heads = head.filter(Boolean).map((text) => h("th", { scope: "col" }, text));
+    const heads = names.map((text) => h("th", { scope: "col" }, text));
     this.table.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body)));
     if (rows.every((row) => row.accuracy === null)) {
       this.table.append(h("p", { class: "hint" }, "Nothing is measured yet; figures appear after the first round."));
@@ -163,7 +176,7 @@ export class RunView {
 
   drawDecided(table) {
     const heads = h("tr", {}, table.headings.map((text) => h("th", { scope: "col" }, text)));
-    const body = table.rows.map(([rule, ...cells]) => h("tr", {}, h("th", { scope: "row" }, rule), cells.map((cell) => h("td", {}, cell))));
+    const body = table.rows.map(([rule, ...cells]) => h("tr", {}, h("th", { scope: "row" }, rule), cells.map((cell, index) => h("td", { "data-heading": table.headings[index + 1] }, cell))));
     this.table.replaceChildren(h("table", {}, h("caption", {}, table.title), h("thead", {}, heads), h("tbody", {}, body)), h("p", { class: "hint" }, table.note));
   }
 

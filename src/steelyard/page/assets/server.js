@@ -11,15 +11,11 @@ const when = (moment) => (moment ? h("time", { datetime: moment, title: moment }
 
 const some = (names) => names.slice(0, 4).join(", ") + (names.length > 4 ? ` and ${names.length - 4} more` : "");
 
-// On a narrow screen each cell stands below the other, with its heading before it.
 function table(label, heads, rows) {
-  const cells = (row) => row.map((cell, place) => h(place ? "td" : "th", { "data-head": heads[place], scope: place ? null : "row" }, cell));
-  return h(
-    "table",
-    { class: "stacking", "aria-label": label },
-    h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))),
-  );
+  const cells = (row) => row.map((cell, place) => h(place ? "td" : "th", { "data-heading": heads[place], scope: place ? null : "row" }, cell));
+  const head = h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text))));
+  const body = h("tbody", {}, rows.map((row) => h("tr", {}, cells(row))));
+  return h("div", { class: "scroll" }, h("table", { class: "stacking", "aria-label": label }, head, body));
 }
 
 export class ServerView {

@@ -1,4 +1,4 @@
-// The form that starts a recipe: its fields come from the server, which takes them from the schema of the settings.
+// The form that starts an experiment: its fields come from the server, which takes them from the schema of the settings.
 
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
@@ -26,7 +26,8 @@ function input(field, id) {
 export async function openForm(place) {
   place.replaceChildren(h("p", { class: "soft", role: "status" }, "Reading…"));
   const recipes = await get("/api/recipes");
-  const chosen = recipes.some((one) => one.name === "quickstart") ? "quickstart" : recipes[0].name;
+  const own = recipes.filter((one) => one.name.endsWith(".toml"));
+  const chosen = own.length ? own[0].name : "quickstart";
   const select = h("select", { id: "recipe" }, recipes.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.name)));
   const about = h("p", { class: "soft" });
   const fields = h("div", { class: "fields" });
@@ -38,7 +39,7 @@ export async function openForm(place) {
   const fill = async () => {
     about.textContent = recipes.find((one) => one.name === select.value)?.description ?? "";
     const stamp = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
-    name.value = `${select.value}-${stamp}`;
+    name.value = `${select.value.replace(/\.toml$/, "")}-${stamp}`;
     known = await get("/api/form", { recipe: select.value });
     fields.replaceChildren(
       ...known.map((field, index) => {
@@ -70,7 +71,7 @@ export async function openForm(place) {
   const form = h(
     "form",
     { onsubmit: send, class: "start" },
-    h("div", { class: "field" }, h("label", { for: "recipe" }, "Recipe"), select, about),
+    h("div", { class: "field" }, h("label", { for: "recipe" }, "Recipe, or file in the folder of this page"), select, about),
     h("div", { class: "field" }, h("label", { for: "run-name" }, "Name of the run"), name, h("p", { class: "help" }, "Its folder gets this name.")),
     fields,
     problem,
