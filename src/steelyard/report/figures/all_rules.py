@@ -57,8 +57,8 @@ def accuracy(view: RunView) -> Chart | None:
     "This run simulates no time; a [clock] section does.",
 )
 def time(view: RunView) -> Chart | None:
-    """Draw the score over all clients' test samples against the devices' clock, a line for each seed."""
-    return _against(view, ["simulated"], "simulated seconds", "by simulated time", "s")
+    """Draw the score over all clients' test samples against simulated time."""
+    return _against(view, ["simulated"], "simulated seconds")
 
 
 @figure(
@@ -68,8 +68,8 @@ def time(view: RunView) -> Chart | None:
     "This run did not record how much was sent.",
 )
 def bytes(view: RunView) -> Chart | None:
-    """Draw the score over all clients' test samples against what was sent both ways, a line for each seed."""
-    return _against(view, ["up", "down"], "bytes sent to and from clients", "by what was sent to and from clients", "B")
+    """Draw the score over all clients' test samples against what was sent both ways."""
+    return _against(view, ["up", "down"], "bytes sent to and from clients")
 
 
 @figure(
@@ -106,8 +106,11 @@ def _metrics(text: object) -> dict[str, Any]:
     return json.loads(text) if isinstance(text, str) else {}
 
 
-def _scores(view: RunView, frame: Frame, column: str, measure: str, title: str) -> Chart | None:
-    """Draw a column of `rounds`, the mean of the seeds of each rule, with its interval."""
+def _scores(view: RunView, frame: Frame, column: str, measure: str, title: str, taken: str = "") -> Chart | None:
+    """Draw a column of `rounds`, the mean of the seeds of each rule, with its interval.
+
+    It is drawn by round, or where that has a title against the column `taken`, the mean of the seeds as well.
+    """
     frame = frame[frame[column].notna() & (frame["round"] > 0)]
     if not len(frame):
         return None
@@ -115,9 +118,10 @@ def _scores(view: RunView, frame: Frame, column: str, measure: str, title: str) 
         str(rule): rows.pivot_table(index="round", columns="seed", values=column, aggfunc="last")
         for rule, rows in frame.groupby("rule", sort=False)
     }
+    places = frame.groupby(["rule", "round"])["taken"].mean() if taken else None
     last = {rule: float(np.nanmean(table.to_numpy()[-1])) for rule, table in tables.items()}
     labels = shown_rules(view, last)
-    rows = [_score_row(label, tables[label]) for label in labels]
+    rows = [_score_row(label, tables[label], places) for label in labels]
     seeds, longest = [table.shape[1] for table in tables.values()], max(map(len, tables.values()))
     banded = _banded(view, labels, last) if max(seeds) > 1 else []
     notes = [f"{len(labels)} of {len(tables)} rules: the baseline and the best."] if len(labels) < len(tables) else []
@@ -133,18 +137,19 @@ def _scores(view: RunView, frame: Frame, column: str, measure: str, title: str) 
     limits = alt.Scale(zero=False, domain=_limits(rows, measure), clamp=True, nice=True)
     chart = line_chart(
         rows,
-        _rounds(rows),
+        alt.X("taken:Q", title=taken, axis=alt.Axis(format="~s")) if taken else _rounds(rows),
         alt.Y("score:Q", title=title, scale=limits, axis=alt.Axis(format=form)),
         *by_rule(view.labels, labels),
         tooltip=[
             "rule:N",
             "round:Q",
+            *([alt.Tooltip("taken:Q", title=taken, format=".4~s")] if taken else []),
             alt.Tooltip("score:Q", title=measure, format=f".2{form}" if form == "%" else ".4f"),
         ],
         banded=banded,
     )
     finals = ", ".join(f"{label} {last[label]:.3g}" for label in labels)
-    return described(chart, f"{title}, by round. Last: {finals}.", *notes)
+    return described(chart, f"{title}, by {taken or 'round'}. Last: {finals}.", *notes)
 
 
 def _rounds(rows: Sequence[Row]) -> alt.X:
@@ -170,48 +175,25 @@ def _limits(rows: Sequence[Row], measure: str) -> list[float]:
     return [max(known.low, low), min(known.high, high)]
 
 
-def _score_row(label: str, table: Frame) -> Row:
+def _score_row(label: str, table: Frame, places: Frame | None) -> Row:
     chosen = table.iloc[sampled(len(table), POINTS)]
     points = [estimate([float(v) for v in row if np.isfinite(v)]) for row in chosen.to_numpy(np.float64)]
     return {
         "rule": label,
         "round": [int(index) for index in chosen.index],
+        **({} if places is None else {"taken": numbers(places[label].loc[chosen.index])}),
         "score": numbers(point.mean for point in points),
         "low": numbers(point.low for point in points),
         "high": numbers(point.high for point in points),
     }
 
 
-def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -> Chart | None:
+def _against(view: RunView, columns: list[str], axis: str) -> Chart | None:
     """Draw the score against what rounds took, added up: the sum of columns of `rounds`, known in each."""
     frame = view.rounds
     frame = frame[frame[columns].notna().all(axis=1)]
-    rows: list[Row] = []
-    last: dict[str, float] = {}
-    for (rule, seed), mine in frame.groupby(["rule", "seed"], sort=False):
-        ends, tested = mine[columns].astype(float).sum(axis=1).cumsum(), mine["accuracy"].notna()
-        chosen = sampled(int(tested.sum()), POINTS)
-        scores = [float(value) for value in mine["accuracy"][tested].iloc[chosen]]
-        if scores:
-            taken = [float(value) for value in ends[tested].iloc[chosen]]
-            rows.append({"rule": str(rule), "seed": int(seed), "taken": taken, "score": scores})
-            last.setdefault(str(rule), scores[-1])
-    if not rows:
-        return None
-    labels = shown_rules(view, last)
-    rows = [row for row in rows if row["rule"] in labels]
-    title = _everybody(view)
-    chart = line_chart(
-        rows,
-        alt.X("taken:Q", title=axis, axis=alt.Axis(format="~s")),
-        alt.Y("score:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(format=score_format(view.measure))),
-        *by_rule(view.labels, labels),
-        alt.Detail("seed:N"),
-        tooltip=["rule:N", "seed:N", alt.Tooltip("taken:Q", title=axis, format=".4~s")],
-    )
-    ends = ", ".join(f"{row['rule']} {row['taken'][-1]:.4g} {unit}" for row in rows)
-    note = "A line for each seed." if len({row["seed"] for row in rows}) > 1 else ""
-    return described(chart, f"{title}, {by}. Ends: {ends}.", note)
+    taken = frame[columns].astype(float).sum(axis=1).groupby([frame["rule"], frame["seed"]], sort=False).cumsum()
+    return _scores(view, frame.assign(taken=taken), "accuracy", view.measure, _everybody(view), axis)
 
 
 @figure(

@@ -339,50 +339,39 @@ def _rounds(view: RunView, part: FederationView, *columns: str) -> list[dict[str
 
 @figure(
     "federation",
-    "Class by class",
-    "F1 of each class on the server's test set, and its weight in an adaptive loss.",
-    "The server of this run reports no F1 of each class.",
+    "Class weights of the loss",
+    "Weight κ of each class in the clients' loss: a class that the last model missed counts more.",
+    "The loss of this rule does not adapt; under adafed it does.",
 )
 def classes(view: RunView, part: FederationView) -> Chart | None:
-    """Draw the F1 of every class over the rounds and the weights κ_c that an adaptive loss gives (paper 001)."""
-    f1: dict[int, list[float]] = {}
+    """Draw the weights κ_c that an adaptive loss gives each class over the rounds (paper 001)."""
     kappa: dict[int, list[float]] = {}
-    for row in _rounds(view, part, "round", "server_metrics", "loss_settings"):
-        metrics = json.loads(row["server_metrics"]) if isinstance(row["server_metrics"], str) else {}
-        if "f1" in metrics:
-            f1[int(row["round"])] = metrics["f1"]
+    for row in _rounds(view, part, "round", "loss_settings"):
         if given := json.loads(row["loss_settings"]).get("class_weights"):
             kappa[int(row["round"])] = given
-    if not f1:
+    if not kappa:
         return None
-    panels = [_over_rounds(f1, "F1", "F1 of each class on the server's test set", alt.Scale(domain=[0, 1]))]
-    if kappa:
-        panels.append(_over_rounds(kappa, "κ", "Weight κ of each class in the clients' loss", alt.Scale(zero=True)))
-    return described(
-        alt.vconcat(*panels).resolve_scale(color="independent"),
-        f"F1 and loss weight of every class over the rounds under {part.label}.",
-        "κ = 1/(F1 + ε) of the round before: a class that the model misses counts more." if kappa else "",
-        f"{COLUMNS} rounds, evenly spaced, of {len(f1)}." if len(f1) > COLUMNS else "",
-    )
-
-
-def _over_rounds(values: Mapping[int, list[float]], name: str, title: str, scale: alt.Scale) -> alt.Chart:
-    rounds = sorted(values)
+    rounds = sorted(kappa)
     chosen = [rounds[index] for index in sampled(len(rounds), COLUMNS)]
     ends = _ends(chosen, 0.5, max(1, -(-(rounds[-1] - rounds[0] + 1) // len(chosen))) - 0.5)
-    labels = [str(label) for label in range(len(values[chosen[0]]))]
+    labels = [str(label) for label in range(len(kappa[chosen[0]]))]
     drawn = cells(
         [
-            {"class": label, **ends, "value": numbers(values[number][int(label)] for number in chosen)}
+            {"class": label, **ends, "value": numbers(kappa[number][int(label)] for number in chosen)}
             for label in labels
         ],
         "isValid(datum.value)",
         *_span(ends),
         alt.Y("class:N", title="class", sort=labels),
-        alt.Color("value:Q", scale=scale, legend=alt.Legend(title=name, orient="right")),
-        tooltip=["class:N", "round:Q", alt.Tooltip("value:Q", title=name, format=".2f")],
+        alt.Color("value:Q", scale=alt.Scale(zero=True), legend=alt.Legend(title="κ", orient="right")),
+        tooltip=["class:N", "round:Q", alt.Tooltip("value:Q", title="κ", format=".2f")],
     )
-    return drawn.properties(title=title, width=WIDTH - 80, height=max(100, min(420, 16 * len(labels))))
+    return described(
+        drawn.properties(width=WIDTH - 80, height=max(100, min(420, 16 * len(labels)))),
+        f"Weight of every class in the loss over the rounds under {part.label}.",
+        "κ = 1/(F1 + ε) of the round before.",
+        f"{COLUMNS} rounds, evenly spaced, of {len(rounds)}." if len(rounds) > COLUMNS else "",
+    )
 
 
 # The split: who holds how much of what.
