@@ -66,9 +66,9 @@ COMMANDS = {
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
     "recommend evaluate --train before.tsv --test tastes.tsv --recommendations lists.tsv": "hit_rate",
     "recommend features kgflex.toml": "known to the sources: 40",
-    "recommend lists kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
+    "recommend list kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
     "recommend report kgflex --format markdown": "| ndcg |",
-    "recommend clouds kgflex --out clouds.svg": "clouds.svg",
+    "recommend kept kgflex --picture clouds.svg": "clouds.svg",
     "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
     "recommend audit fpl.toml --rounds 1": "everything sent",
 }

@@ -144,7 +144,7 @@ def mine(view):
 
 def test_an_own_rule_is_judged_checked_and_found_again(command: CommandLine, refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(what="[1.0] * len(view.clients)"))
-    assert "allowed: with --trust" in refused("arena", "mine.py", *HOSPITALS)
+    assert "add --trust" in refused("arena", "mine.py", *HOSPITALS)
     done = command("arena", "mine.py", "--trust", *HOSPITALS, "--out", "out")
     assert done.returncode == 0, done.stderr
     sentence = done.stdout.splitlines()[0]

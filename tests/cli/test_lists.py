@@ -20,7 +20,7 @@ from tests.warm import command_environment, warm_command
 
 from steelyard.base.files import in_bytes
 from steelyard.cli.printing import show_result
-from steelyard.cli.watching import Board, age, score_of, sparkline
+from steelyard.cli.watching import Board, age, score_of
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import glance, this_process
 from steelyard.runs.store import Store
@@ -100,7 +100,6 @@ def test_short_words_for_ages_and_sizes() -> None:
     now = time.time()
     assert [age(now - passed) for passed in (-5, 40, 300, 7300, 200000)] == ["0 s", "40 s", "5 min", "2 h", "2 d"]
     assert [in_bytes(count) for count in (12, 1234, 3_400_000, 5 * 10**9)] == ["12 B", "1.23 kB", "3.4 MB", "5 GB"]
-    assert sparkline([0.0, 0.0, 0.5, 0.5, 1.0, 1.0], 3) == "▁▅█"
 
 
 @pytest.mark.timeout(60)

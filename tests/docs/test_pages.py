@@ -185,7 +185,7 @@ def test_every_field_is_on_its_page_with_its_meaning_and_an_example_that_it_acce
 
 def test_every_command_option_and_argument_has_its_help() -> None:
     page = beside("generated").commands_page()
-    for command in ("run", "weigh", "recommend top", "federate local"):
+    for command in ("run", "weigh", "recommend list", "federate local"):
         assert f"## `steelyard {command}`" in page
     assert not [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")]
 

@@ -64,7 +64,6 @@ def test_a_linear_model_is_solved_for_and_a_class_alone_hides_it() -> None:
     ("option", "value", "more"),
     [
         ("--delta", "0.01", ("--canaries", "200")),
-        ("--recommender", "quickstart", ()),
     ],
 )
 def test_what_cannot_be_audited_is_refused_before_the_audit(

@@ -81,6 +81,10 @@ GONE: Mapping[tuple[str, str], str] = {
         ("weigh", f"--{name}"): 'Write the rule in words: --by "DS>LD", --by "owa(DS,LD;most)".'
         for name in ("score", "priority", "weights", "quantifier", "capacity", "power", "criteria")
     },
+    ("recommend", "top"): "Type `steelyard recommend list RUN --user USER`.",
+    ("recommend", "lists"): "Type `steelyard recommend list RUN --out FILE`.",
+    ("recommend", "clouds"): "Type `steelyard recommend kept RUN --picture FILE`.",
+    ("privacy audit", "--recommender"): "Type `steelyard recommend audit EXPERIMENT`.",
     ("privacy audit", "--figures"): "Leave it out. The pictures are in docs/results/privacy.md.",
     ("privacy plan", "--accountant"): "Leave it out: rounds are added up by privacy loss distributions (pld).",
 }
@@ -110,8 +114,6 @@ class _Commands(typer.core.TyperGroup):
             self.commands.update({name: typer.core.TyperCommand(name, help=text) for name, _, text in entries})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        if instead := GONE.get((self.name or "", args[0])):
-            raise UserError(f"{args[0]}: the command was removed. {instead}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else self.load(name), rest
 
@@ -224,9 +226,10 @@ def _explain_usage(error: typer.BadParameter) -> NoReturn:
         error.show()
         sys.exit(2)
     path = error.ctx.command_path if error.ctx is not None else "steelyard"
-    command, option = path.removeprefix("steelyard "), getattr(error, "option_name", None)
-    if instead := GONE.get((command, str(option))):
-        fail(f"{command}: {option} was removed. {instead}")
+    command, asked = path.removeprefix("steelyard "), re.search(r"No such command '([^']+)'", error.message)
+    gone = asked[1] if asked else str(getattr(error, "option_name", ""))
+    if instead := GONE.get((command, gone)):
+        fail(f"{gone}: the command was removed. {instead}" if asked else f"{command}: {gone} was removed. {instead}")
     # Both click and typer say what was meant.
     message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message().rstrip("."))
     fail(one_line(f"{message}{'' if message.endswith('?') else ';'} see `{path} --help`"))

@@ -6,16 +6,14 @@ Attacks, which need torch, are imported inside the commands, for speed of start.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
 from steelyard.base.errors import UserError
 from steelyard.base.logs import doing, quiet
-from steelyard.cli.options import FormatOption, TrustOption, asking
+from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import emit
-from steelyard.experiment.loading import load
-from steelyard.experiment.recommend import RecommendDescription
 from steelyard.privacy.accounting import check_accounting
 from steelyard.privacy.planning import plan
 from steelyard.privacy.settings import LEAST_DELTA, check_delta
@@ -24,7 +22,7 @@ from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.experiment.digit_audits import ExtractionRow, InversionRow, MembershipRow
-    from steelyard.experiment.run_audits import AuditedProtection, CanaryResult
+    from steelyard.experiment.run_audits import CanaryResult
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -97,11 +95,6 @@ def audit(
     runs: Annotated[int, typer.Option("--runs", min=1, max=100_000, help="Whole runs with canaries.")] = 1,
     canaries: Annotated[int, typer.Option("--canaries", min=10, max=600, help="Canaries in each run.")] = 300,
     delta: Annotated[float, typer.Option("--delta", help="δ of the promise that canaries audit.")] = 1e-5,
-    recommender: Annotated[
-        str | None,
-        typer.Option("--recommender", help="Also a recipe or file of kind recommend: its users' items, with noise."),
-    ] = None,
-    trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Attack runs by canaries, clients of digits by gradient inversion and membership inference, a model by questions:
@@ -110,7 +103,6 @@ def audit(
     _check_audit(noise, sampling, delta, canaries)
     with watching(not quiet()):
         check_accounting()
-        users = None if recommender is None else _audit_recommender(recommender, trust)
         with doing("starting"):
             from steelyard.experiment.digit_audits import audit_extraction, audit_inversion, audit_membership
             from steelyard.experiment.run_audits import audit_runs
@@ -122,14 +114,7 @@ def audit(
             extraction = audit_extraction(questions) if questions else []
         with doing("inverting gradients"):
             inversion = audit_inversion(tries=tries, steps=steps)
-    document: Audit = {
-        "canary": canary,
-        "membership": membership,
-        "extraction": extraction,
-        "inversion": inversion,
-    }
-    if users is not None:
-        document["recommender"] = users
+    document: Audit = {"canary": canary, "membership": membership, "extraction": extraction, "inversion": inversion}
     emit(document, format, audit_parts(document))
 
 
@@ -143,33 +128,11 @@ def _check_audit(noise: float, sampling: float, delta: float, canaries: int) -> 
     check_delta("--delta", delta, canaries, "fewer --canaries")
 
 
-def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
-    """Play the curious server against a recommender, without protection and with noise on the devices."""
-    with doing("reading the recommender"):
-        from steelyard.experiment.run_audits import audit as play
-        from steelyard.experiment.run_audits import chance
-
-        described = load(name, [], ask=asking(trust))
-    if not isinstance(described, RecommendDescription):
-        raise UserError(f"--recommender: '{name}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
-    with doing("reading users' items out of their updates"):
-        found = play(described, (1, 5, 10), epsilons=(1000.0, 100.0, 10.0))
-        return {"experiment": described.name, "chance": chance(described), "protections": found}
-
-
 # What an audit found out, as a document and as text.
 
 
 _WAYS = {"analytic": "read off"}
 """Attacks whose name in a table is another than in JSON."""
-
-
-class RecommenderAudit(TypedDict):
-    """What a curious server reads of a recommender's users; `chance` is what claims at random would find."""
-
-    experiment: str
-    chance: float
-    protections: list[AuditedProtection]
 
 
 class Audit(TypedDict):
@@ -179,7 +142,6 @@ class Audit(TypedDict):
     membership: list[MembershipRow]
     extraction: list[ExtractionRow]
     inversion: list[InversionRow]
-    recommender: NotRequired[RecommenderAudit]
 
 
 def audit_parts(document: Audit) -> list[Block]:
@@ -198,9 +160,6 @@ def audit_parts(document: Audit) -> list[Block]:
         parts.append("  the promise is not kept: canaries refute what the run states")
     parts += [_inversion_table(found), _membership_table(document["membership"])]
     parts += [_extraction_table(document["extraction"])] if document["extraction"] else []
-    if "recommender" in document:
-        users = document["recommender"]
-        parts += [_recommender_table(users), f"claimed at random: {users['chance']:.3f}"]
     return parts
 
 
@@ -231,13 +190,3 @@ def _extraction_table(rows: list[ExtractionRow]) -> Table:
     note = f"{rows[0].count} questions; same: fresh digits that copy and model call the same; apart: probabilities"
     headings = ("model", "asked about", "answer", "same", "apart")
     return Table("copies of a model of digits", headings, cells, note, names=3)
-
-
-def _recommender_table(users: RecommenderAudit) -> Table:
-    rounds = tuple(f"round {row.round}" for row in users["protections"][0].rounds)
-    rows: list[tuple[str, ...]] = []
-    for entry in users["protections"]:
-        shares = [row.sum.precision for row in entry.rounds]
-        rows.append((entry.protection, *("-" if share is None else f"{share:.3f}" for share in shares)))
-    title = f"{users['experiment']}: share of claimed items that are the user's"
-    return Table(title, ("protection", *rounds), tuple(rows))

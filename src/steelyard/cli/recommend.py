@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from steelyard.base.errors import UserError, brief, counted, new_file, own_folder
+from steelyard.base.files import RUN_FILE, is_file
 from steelyard.base.logs import doing, quiet
 from steelyard.base.settings import change, validated
 from steelyard.cli.options import (
@@ -25,7 +26,7 @@ from steelyard.cli.options import (
     parse_counts,
     parse_cutoffs,
 )
-from steelyard.cli.printing import emit, metric_table
+from steelyard.cli.printing import emit, metric_table, refuse_together
 from steelyard.data.files import find, search_folders
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
@@ -222,39 +223,6 @@ def _knowledge_of(described: Description, experiment: str) -> KnowledgeSettings:
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
-def top(
-    run: RunArgument,
-    user: Annotated[str, typer.Option(help="Id of the user.")],
-    cutoff: Annotated[int, typer.Option(help="Length of the list.")] = 10,
-    rule: RuleOption = None,
-    format: FormatOption = "text",
-) -> None:
-    """Print a user's list with titles, as her own device would compute it."""
-    from steelyard.report.recommender import open_run
-
-    rows = open_run(run, rule).top(user, parse_cutoffs(str(cutoff))[0])
-    shown = [f"{row['rank']:>3} {'*' if row['in_test'] else ' '} {row['score']:>8.3f}  {row['title']}" for row in rows]
-    emit({"user": user, "list": rows}, format, [*shown, "* taken by the user later (in her test set)"])
-
-
-def lists(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="File for the lists: user, item, score.")],
-    cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
-    rule: RuleOption = None,
-) -> None:
-    """Write every user's list of a run, for `evaluate` or other tools."""
-    from steelyard.report.recommender import open_run
-
-    length = parse_cutoffs(str(cutoff))[0]
-    new_file(out)
-    finished = open_run(run, rule)
-    found, scores = finished.lists(length)
-    data = finished.run_data.data
-    write_lists(out, data.users, data.items, found, scores)
-    typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
-
-
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a recommender (`steelyard model`).")]
 OwnUserOption = Annotated[str, typer.Option("--user", help="Id of the user; default: whose part or rows there are.")]
 OwnRowsOption = Annotated[
@@ -263,21 +231,53 @@ OwnRowsOption = Annotated[
 
 
 def list_items(
-    model: ModelArgument,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a recommender (`steelyard model`).")],
     user: OwnUserOption = "",
     rows: OwnRowsOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Of a run: write every user's list into this file.")] = None,
     cutoff: Annotated[int, typer.Option(help="Length of the list.")] = 10,
+    rule: RuleOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Print a user's list from a saved recommender, with the features that made it (KGFlex)."""
-    from steelyard.models.recommender import Recommender
+    """Print a user's list as her own device would compute it, with the features that made it (KGFlex)."""
+    from steelyard.models.recommender import Recommender, listed
+    from steelyard.report.recommender import open_run
 
-    found = Recommender.load(model).list(user, parse_cutoffs(str(cutoff))[0], rows=rows)
+    length = parse_cutoffs(str(cutoff))[0]
+    if not is_file(folder / RUN_FILE):
+        refuse_together("the folder of a recommender", {"--out": out, "--rule": rule}, "with the folder of a run")
+        found = Recommender.load(folder).list(user, length, rows=rows)
+    elif out is not None:
+        refuse_together("--out", {"--user": user or None, "--rows": rows}, "without, for every user's list")
+        _write_all(folder, rule, length, out)
+        return
+    else:
+        refuse_together("the folder of a run", {"--rows": rows}, "with the folder of a recommender")
+        if not user:
+            raise UserError("--user: missing; allowed: the id of a user, or --out FILE for every user's list")
+        found = listed(open_run(folder, rule), user, length)
     why = ("because of",) if any(one.reasons for one in found.items) else ()
     shown = tuple(
-        (str(one.rank), f"{one.score:.3f}", one.title, *(", ".join(one.reasons) for _ in why)) for one in found.items
+        (
+            *(f"{one.rank}{'*' if one.taken_later else ''}", f"{one.score:.3f}", one.title),
+            *(", ".join(one.reasons) for _ in why),
+        )
+        for one in found.items
     )
-    emit(found, format, [Table(f"For {found.user}", ("rank", "score", "title", *why), shown)])
+    note = "* taken by the user later (in her test set)" if any(one.taken_later for one in found.items) else ""
+    emit(found, format, [Table(f"For {found.user}", ("rank", "score", "title", *why), shown, note)])
+
+
+def _write_all(run: Path, rule: str | None, length: int, out: Path) -> None:
+    """Write every user's list of a run, for `evaluate` or other tools."""
+    from steelyard.report.recommender import open_run
+
+    new_file(out)
+    finished = open_run(run, rule)
+    found, scores = finished.lists(length)
+    data = finished.run_data.data
+    write_lists(out, data.users, data.items, found, scores)
+    typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
 
 
 def on_later_items(
@@ -353,12 +353,20 @@ def kept(
     run: RunArgument,
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
     rule: RuleOption = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Also draw the features before and after: .svg, .png or .pdf.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Features on each side of the picture.")] = 30,
     format: FormatOption = "text",
 ) -> None:
     """Print how much of users' most informative features their lists keep (KGFlex): quartiles over users."""
     from steelyard.report.recommender import open_explained
 
-    found = open_explained(run, rule).kept(parse_cutoffs(str(cutoff))[0])
+    length, count = parse_cutoffs(str(cutoff))[0], parse_counts(str(top), "--top", 500)[0]
+    if picture is not None:
+        new_file(picture, "--picture")
+    explained = open_explained(run, rule)
+    found = explained.kept(length)
     parts: list[Block] = []
     for name, words in (("shown", "an item of the list has it"), ("informative", "the list would select it again")):
         rows = tuple(
@@ -372,25 +380,13 @@ def kept(
         prominent = counted(found["prominent"], "most prominent feature")
         parts.append(f"of the {prominent} in what users took, {found['prominent_kept']:.0%}")
         parts.append(f"are among the {found['prominent_after']:,} most prominent in what they are shown")
+    if picture is not None:
+        from steelyard.report.figures import write_figure
+        from steelyard.report.recommended import clouds
+
+        write_figure(clouds(explained.clouds(length, count)), picture)
+        parts.append(f"feature clouds in {picture}")
     emit(found, format, parts)
-
-
-def clouds(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option(help="File for the picture: .svg, .png or .pdf.")],
-    cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
-    top: Annotated[int, typer.Option(help="Features on each side.")] = 30,
-    rule: RuleOption = None,
-) -> None:
-    """Draw the most prominent features in what users took and in what they are shown (KGFlex)."""
-    from steelyard.report.figures import write_figure
-    from steelyard.report.recommended import clouds as draw
-    from steelyard.report.recommender import open_explained
-
-    length, count = parse_cutoffs(str(cutoff))[0], parse_counts(str(top), "--top", 500)[0]
-    new_file(out)
-    write_figure(draw(open_explained(run, rule).clouds(length, count)), out)
-    typer.echo(f"feature clouds in {out}")
 
 
 def cost(
@@ -431,6 +427,7 @@ def audit(
 ) -> None:
     """Play the curious server: reconstruct users' items from their updates, under each protection."""
     from steelyard.experiment.run_audits import audit as play
+    from steelyard.experiment.run_audits import chance
 
     folder = Path(experiment)
     if folder.is_dir() and changes:
@@ -450,12 +447,14 @@ def audit(
             cells = ["-" if share is None else f"{share:.3f}" for share in shares]
             rows.append((entry.protection, str(row.round), *cells))
     heads = ("sign: precision", "sign: recall", "absence: precision", "absence: recall", "sum: precision")
-    note = "Items claimed by the sign of the bias, by the absence of negatives, and by the sum of changes."
+    guessed = chance(described)
+    note = "Items claimed by the sign of the bias, by the absence of negatives, and by the sum of changes. "
+    note += f"Claims at random would be right in {guessed:.3f}."
     table = Table("What the server reads of users' items", ("protection", "round", *heads), tuple(rows), note)
-    emit({"experiment": described.name, "protections": found}, format, [table])
+    emit({"experiment": described.name, "chance": guessed, "protections": found}, format, [table])
 
 
 app.command("list")(list_items)
 app.command("test")(on_later_items)
-for command in (evaluate, split, features, baseline, top, lists, report, explain, kept, clouds, cost, audit):
+for command in (evaluate, split, features, baseline, report, explain, kept, cost, audit):
     app.command()(command)

@@ -14,7 +14,6 @@ import time
 import tty
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -31,8 +30,8 @@ from steelyard.base.measures import measure_of
 from steelyard.cli.options import Format, FormatOption
 from steelyard.cli.printing import emit, warn_of_changes
 from steelyard.page import require_page
-from steelyard.report.rendering import Block, Table, as_text, bars
-from steelyard.runs.glance import Glance, accuracies, find_runs, glance, glances, signature, why_unreadable
+from steelyard.report.rendering import Block, Table, as_text, spark
+from steelyard.runs.glance import Glance, Glances, accuracies, why_unreadable
 from steelyard.runs.history import History
 from steelyard.weighing.table import read_words
 from steelyard.weighing.table import weigh as weigh_table
@@ -52,7 +51,7 @@ FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder wi
 
 def ls(folder: FolderArgument = Path("runs"), format: FormatOption = "text") -> None:
     """List the runs in a folder: state, progress, accuracy, age and size."""
-    found = glances(folder)
+    found = Glances(folder).look()
     if format == "text":
         show_runs(folder, found)
     else:
@@ -311,16 +310,6 @@ def age(seconds: float) -> str:
     return f"{int(passed)} s"
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a curve in one line of at most `width` letters: means of equal parts, from the lowest to the highest."""
-    if not values or width < 1:
-        return ""
-    count = min(width, len(values))
-    edges = [len(values) * part // count for part in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    return bars(means, min(means), max(means))
-
-
 # `steelyard top`.
 
 
@@ -337,47 +326,37 @@ class Board:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[str, tuple[object, Glance, list[RenderableType]]] = {}
+        self._glances = Glances(folder)
+        self._drawn: dict[str, tuple[Glance, int, list[RenderableType]]] = {}
 
     def frame(self, width: int, height: int | None = None) -> RenderableType:
         """Return all runs as they are now, running ones first, then the newest."""
-        names = find_runs(self.folder)
-        if not names:
+        found = sorted(self._glances.look(RUNS), key=lambda run: run.state != "running")
+        if not found:
             return Text(nothing(self.folder))
-        shown: list[tuple[Glance, list[RenderableType]]] = []
-        for name in names[:RUNS]:
-            with suppress(UserError):
-                shown.append(self._look(name, width))
-        self._known = {run.name: self._known[run.name] for run, _ in shown}
-        shown.sort(key=lambda pair: pair[0].state != "running")
-        running = sum(run.state == "running" for run, _ in shown)
-        head = Text(f"runs in {self.folder}: {len(names)}, running: {running}", style="bold", overflow="ellipsis")
+        running = sum(run.state == "running" for run in found)
+        count = self._glances.count
+        head = Text(f"runs in {self.folder}: {count}, running: {running}", style="bold", overflow="ellipsis")
         blocks: list[RenderableType] = [head]
         lines = 1
-        for count, (run, block) in enumerate(shown):
+        for place, run in enumerate(found):
             lines += 2 + min(len(run.rules), RULES + 1) + 1 + bool(run.ended)
-            if height is not None and lines > height - 1 and count:
-                blocks.append(Text(f"and {len(names) - count} more: steelyard ls {self.folder}", style="dim"))
+            if height is not None and lines > height - 1 and place:
+                blocks.append(Text(f"and {count - place} more: steelyard ls {self.folder}", style="dim"))
                 break
-            blocks += [Text(""), _head(run), *block]
+            blocks += [Text(""), _head(run), *self._block(run, width)]
         return Group(*blocks)
 
-    def _look(self, name: str, width: int) -> tuple[Glance, list[RenderableType]]:
-        known = self._known.get(name)
-        folder = self.folder / name
-        # A run that was killed writes nothing: the process is looked at too.
-        mark = (signature(folder), width, known is not None and known[1].writer and known[1].writer.alive)
-        if known is not None and known[0] == mark:
-            return known[1], known[2]
-        run = glance(self.folder, name)
-        block: list[RenderableType]
-        try:
-            block = _body(run, width)
-        except UserError as error:
-            block = [plain(why_unreadable(name, error))]
-        mark = (signature(folder), width, run.writer and run.writer.alive)
-        self._known[name] = (mark, run, block)
-        return run, block
+    def _block(self, run: Glance, width: int) -> list[RenderableType]:
+        known = self._drawn.get(run.name)
+        if known is None or known[0] is not run or known[1] != width:
+            block: list[RenderableType] = []
+            try:
+                block += _body(run, width)
+            except UserError as error:
+                block.append(plain(why_unreadable(run.name, error)))
+            self._drawn[run.name] = known = (run, width, block)
+        return known[2]
 
 
 def _head(run: Glance) -> RenderableType:
@@ -396,12 +375,18 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
     body = Grid.grid(padding=(0, 1))
     for line in run.rules[:RULES]:
         curve = [value for _, value in curves.get((line.rule, line.seed), [])]
+        drawn = spark(curve, min(curve), max(curve), max(8, width // 4)) if curve else ""
         seed = f", seed {line.seed}" if len({inner.seed for inner in run.rules}) > 1 else ""
         name = plain(line.rule)
         name.truncate(max(12, width // 3 - len(seed)), overflow="ellipsis")
         name.append(seed)
         score = Text("–") if line.accuracy is None else Text(measure_of(run.measure).show(line.accuracy))
-        body.add_row(Text(" "), name, score, Text(sparkline(curve, max(8, width // 4)), style="cyan"))
+        body.add_row(
+            Text(" "),
+            name,
+            score,
+            Text(drawn, style="cyan"),
+        )
     blocks: list[RenderableType] = [body]
     if len(run.rules) > RULES:
         blocks.append(Text(f"  and {len(run.rules) - RULES} more rules", style="dim"))

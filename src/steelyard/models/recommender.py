@@ -46,6 +46,8 @@ class Recommended(Document):
     item: str
     title: str
     score: float
+    taken_later: bool = False
+    """Whether the user took it later: it is in her test set of the run."""
     reasons: list[str]
     """Of KGFlex the features that made most of the score, in words; other recommenders have none."""
 
@@ -55,6 +57,23 @@ class RecommendedList(Document):
 
     user: str
     items: list[Recommended]
+
+
+def listed(listing: Listing, user: str, cutoff: int) -> RecommendedList:
+    """Return one user's list, of a run or of a saved recommender, with titles, scores and reasons."""
+    number = number_of(listing.run_data, user)
+    lists, scores = listing.lists(cutoff)
+    mine, truth = lists[number][lists[number] >= 0], listing.run_data.users.truth
+    later = set(truth.test_item[truth.test_user == number].tolist())
+    explained = Explained(listing, listing.clients) if isinstance(listing.clients, KgflexClients) else None
+    found: list[Recommended] = []
+    for rank, (item, title) in enumerate(zip(mine.tolist(), titles_of(listing.run_data, mine), strict=True), 1):
+        name, score = str(listing.run_data.data.items[item]), float(scores[number, rank - 1])
+        why = [] if explained is None else explained.why(user, name)["reasons"][:MOST_REASONS]
+        reasons = [reason["feature"] for reason in why if reason["part"] > 0]
+        made = Recommended(rank=rank, item=name, title=title, score=score, taken_later=item in later, reasons=reasons)
+        found.append(made)
+    return RecommendedList(user=user, items=found)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,14 +100,7 @@ class Recommender:
         Without it the folder must hold her own part.
         """
         user, listing = self._listing(user, rows)
-        explained = Explained(listing, listing.clients) if isinstance(listing.clients, KgflexClients) else None
-        found: list[Recommended] = []
-        for item in listing.top(user, cutoff):
-            why = [] if explained is None else explained.why(user, item["item"])["reasons"][:MOST_REASONS]
-            reasons = [reason["feature"] for reason in why if reason["part"] > 0]
-            fields = {name: item[name] for name in ("rank", "item", "title", "score")}
-            found.append(Recommended.model_validate({**fields, "reasons": reasons}))
-        return RecommendedList(user=user, items=found)
+        return listed(listing, user, cutoff)
 
     def test(self, held: Path | str, user: str = "", *, rows: Path | str | None = None) -> Tested:
         """Return every metric of a user's list on items that she took later, such as ndcg@10; the run's own first."""

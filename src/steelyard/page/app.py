@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module, resources
 from pathlib import Path
@@ -33,7 +32,7 @@ from steelyard.page.overview import FigureDocument, Figures, Overview, ServerDoc
 from steelyard.report.figures import bundle
 from steelyard.report.html import RawCriteria
 from steelyard.report.rendering import filled
-from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
+from steelyard.runs.glance import Glance, Glances, RunDocument
 
 EVERY = 0.5
 """Seconds between two looks at the folder."""
@@ -44,11 +43,11 @@ MOST = 32
 
 
 class Listing:
-    """The runs under a root as the list shows them; a run is read again only when its database was written."""
+    """The runs under a root as the list shows them."""
 
     def __init__(self, root: Path, jobs: Jobs) -> None:
-        self.root, self.jobs = root, jobs
-        self._known: dict[str, tuple[object, Glance]] = {}
+        self.jobs = jobs
+        self._glances = Glances(root)
         self._lock = threading.Lock()
         self._last: tuple[float, list[RunDocument]] = (0.0, [])
 
@@ -60,25 +59,9 @@ class Listing:
             return self._last[1]
 
     def _look(self) -> list[RunDocument]:
-        found: list[Glance] = []
-        for name in find_runs(self.root):
-            with suppress(UserError):  # removed while we looked
-                found.append(self._one(name))
-        self._known = {run.name: self._known[run.name] for run in found}
-        names = [run.name for run in found]
-        shown = [self._document(run) for run in found]
-        return sorted([*self.jobs.unseen(names), *shown], key=lambda run: -float(run["changed"]))
-
-    def _one(self, name: str) -> Glance:
-        folder = self.root / name
-        known = self._known.get(name)
-        alive = known is not None and known[1].writer is not None and known[1].writer.alive
-        mark = (signature(folder), alive)
-        if known is not None and known[0] == mark:
-            return known[1]
-        run = glance(self.root, name)
-        self._known[name] = ((signature(folder), run.writer is not None and run.writer.alive), run)
-        return run
+        found = self._glances.look()
+        unseen = self.jobs.unseen([run.name for run in found])
+        return sorted([*unseen, *map(self._document, found)], key=lambda run: -float(run["changed"]))
 
     def _document(self, run: Glance) -> RunDocument:
         document = run.document()

@@ -47,24 +47,6 @@ class Listing:
         """Return every user's list, best first, and the scores of its items."""
         return self.clients.lists(self.federation, self.seed, self.model, cutoff)
 
-    def top(self, user: str, cutoff: int) -> list[ListedItem]:
-        """Return one user's list with titles and scores."""
-        number = number_of(self.run_data, user)
-        lists, scores = self.lists(cutoff)
-        mine = lists[number][lists[number] >= 0]
-        hers = set(self.run_data.users.truth.test_item[self.run_data.users.truth.test_user == number].tolist())
-        titles = titles_of(self.run_data, mine)
-        return [
-            {
-                "rank": rank,
-                "item": str(self.run_data.data.items[item]),
-                "title": title,
-                "score": float(scores[number, rank - 1]),
-                "in_test": int(item) in hers,
-            }
-            for rank, (item, title) in enumerate(zip(mine.tolist(), titles, strict=True), 1)
-        ]
-
 
 @dataclass(frozen=True, eq=False)
 class Finished(Listing):
@@ -172,16 +154,6 @@ def beside_simple(folder: Path, rules: Sequence[str]) -> dict[str, dict[str, obj
 
 
 # The documents of `steelyard recommend ... --format json`.
-
-
-class ListedItem(TypedDict):
-    """One item of a user's list."""
-
-    rank: int
-    item: str
-    title: str
-    score: float
-    in_test: bool
 
 
 class Communication(TypedDict):

@@ -351,7 +351,7 @@ def comparison_tables(document: Comparison) -> list[Table]:
     found: list[Table] = []
     for tables in (_devices, _clients, server_tables, class_tables):
         found += tables(document)
-    found += [table(document) for table in (_ended, _left_out, _flawed, _testing, _samples, _curves)]
+    found += [table(document) for table in (_ended, _left_out, _testing, _samples, _curves)]
     return [table for table in found if table.rows]
 
 
@@ -441,13 +441,6 @@ def _ended(document: Comparison) -> Table:
 def _left_out(document: Comparison) -> Table:
     """What `--rules all` asked for and this experiment cannot run, so that nobody takes the rest for everything."""
     return Table("Skipped rules", ("rule", "why"), tuple(document.left_out.items()))
-
-
-def _flawed(document: Comparison) -> Table:
-    rows = [
-        (rule.rule, cell(found, 1, 100.0)) for rule in document.rules if (found := rule.figures.get("flawed_weight"))
-    ]
-    return Table("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))
 
 
 def _testing(document: Comparison) -> Table:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypedDict, cast
@@ -236,15 +237,34 @@ def _state(status: str, writer: Writer | None) -> State:
     return "running" if writer.alive else "killed"
 
 
-def glances(root: Path) -> list[Glance]:
-    """Look at every run under a folder, newest first."""
-    found: list[Glance] = []
-    for name in find_runs(root):
-        try:
-            found.append(glance(root, name))
-        except UserError:
-            continue  # removed while we looked
-    return found
+class Glances:
+    """The runs under a folder at a glance; one is read again when its database was written or its process ended."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.count = root, 0
+        self._known: dict[str, tuple[object, Glance]] = {}
+
+    def look(self, most: int | None = None) -> list[Glance]:
+        """Return the newest runs, at most so many; `count` is how many there are."""
+        names = find_runs(self.root)
+        self.count = len(names)
+        found: list[Glance] = []
+        for name in names[:most]:
+            with suppress(UserError):  # removed while we looked
+                found.append(self._one(name))
+        self._known = {run.name: self._known[run.name] for run in found}
+        return found
+
+    def _one(self, name: str) -> Glance:
+        known = self._known.get(name)
+        if known is not None and known[0] == self._mark(known[1]):
+            return known[1]
+        run = glance(self.root, name)
+        self._known[name] = (self._mark(run), run)
+        return run
+
+    def _mark(self, run: Glance) -> object:
+        return signature(self.root / run.name), run.writer is not None and run.writer.alive
 
 
 def accuracies(folder: Path) -> dict[tuple[str, int], list[tuple[int, float]]]:

@@ -348,9 +348,8 @@ def _backdoor(history: History, rule: str) -> list[float] | None:
     frame = history.evaluations
     if "backdoor" not in frame.columns:
         return None
-    # Clients have more or fewer rows that show it, some none; runs of before counted all test rows.
-    counts = "backdoor_rows" if "backdoor_rows" in frame.columns else "samples"
-    columns = (frame[name].tolist() for name in ("rule", "seed", "round", counts, "backdoor"))
+    # Clients have more or fewer rows that show it, some none.
+    columns = (frame[name].tolist() for name in ("rule", "seed", "round", "backdoor_rows", "backdoor"))
     mine = [row[1:] for row in zip(*columns, strict=True) if row[0] == rule]
     last = max(round for _, round, _, _ in mine)
     found: list[float] = []

@@ -6,7 +6,6 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, cast
@@ -86,16 +85,6 @@ class Sweep(Study):
     """The values of each field, in their order."""
     experiment: AnyExperiment
     """As it would run on the test set, before any value of the grid."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Read a file of 0.2.0, which listed fields and runs, unless each rule and seed was a run of its own."""
-        if given.get("stacked") is True:
-            with suppress(KeyError, TypeError):
-                over = {axis["field"]: axis["values"] for axis in given["over"]}
-                return {name: given[name] for name in given if name not in ("stacked", "runs")} | {"over": over}
-        return given
 
     @model_validator(mode="after")
     def _check_measure(self) -> Self:

@@ -17,6 +17,7 @@ from steelyard.experiment import running
 from steelyard.experiment.loading import build
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.run_audits import watch
+from steelyard.models.recommender import listed
 from steelyard.recommend.histories import Histories
 from steelyard.recommend.interactions import build as interactions
 from steelyard.recommend.kgflex.selection import Selection, expertise
@@ -77,7 +78,7 @@ def test_a_recommender_leaves_its_run_with_nothing_of_users_but_of_her_who_asks(
     experiment = changed(known if kgflex else description, rounds={"epochs": 4})
     result = Result(running.run(experiment, out=tmp_path / "run"))
     stored = result.history.evaluations.query("client == 'u03' and round == 4")["score"].item()
-    listed = [(row["item"], row["score"]) for row in open_run(tmp_path / "run").top("u03", 5)]
+    known_list = [(row.item, row.score) for row in listed(open_run(tmp_path / "run"), "u03", 5).items]
     run_data = experiment.run_data()
     truth, number = run_data.users.truth, run_data.histories.names.index("u03")
     sides = {"later": truth.test_item[truth.test_user == number], "new": run_data.histories.own(number)}
@@ -91,7 +92,7 @@ def test_a_recommender_leaves_its_run_with_nothing_of_users_but_of_her_who_asks(
     shutil.rmtree(tmp_path / "run")
     tastes.unlink()
     hers, everyone = Recommender.load(tmp_path / "hers"), Recommender.load(tmp_path / "all")
-    assert [(one.item, one.score) for one in hers.list(cutoff=5).items] == listed
+    assert [(one.item, one.score) for one in hers.list(cutoff=5).items] == known_list
     tested = kit.inside("recommend", "test", "hers", "later.tsv", "--format", "json", folder=tmp_path)
     (group,) = json.loads(tested.stdout)["groups"]
     assert (group["name"], group["rows"], group["figures"][0]["measure"]) == ("u03", len(sides["later"]), "ndcg@10")
