@@ -211,7 +211,7 @@ class Tracked:
         except Exception as error:
             self._tracker = None
             reason = f"{type(error).__name__}: {error}"[:300]
-            _log.warning(f"tracking.to = '{self._settings.to}' failed ({reason}); the run goes on without it")
+            _log.warning(f"tracking.to = '{self._settings.to}' failed ({reason}); the run continues without it")
 
     def _name(self, federation: str) -> str:
         """Return a federation's name in letters that every tracker takes; two federations never share one."""

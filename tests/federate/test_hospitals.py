@@ -38,7 +38,7 @@ def test_runs_go_one_after_another_and_are_seen(federation: Federation):
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=30)
     assert first.returncode == 130
-    assert errors.strip().splitlines()[-1].startswith("steelyard: run 1 goes on without you; ")
+    assert errors.strip().splitlines()[-1].startswith("steelyard: run 1 continues without you; ")
     # A killed server app is noticed at once, with its cause, by whoever follows; the next run begins.
     follow = federation.start_and_listen("follow", "server", "1")
     (app,) = server_apps(root)

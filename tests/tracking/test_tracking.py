@@ -95,7 +95,7 @@ def test_a_failing_tracker_is_told_once_and_the_run_goes_on(
     assert result.history.info["status"] == "finished"
     lines = [line for line in messages if "tracking" in line]
     why = f"(ConnectionError: {fails_at} does not work)"
-    assert lines == [f"tracking.to = 'trackio' failed {why}; the run goes on without it"]
+    assert lines == [f"tracking.to = 'trackio' failed {why}; the run continues without it"]
 
 
 def test_a_missing_package_is_one_line_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server.")]
 RunNumber = Annotated[
-    int | None, typer.Argument(metavar="[RUN]", help="Number of the run; default: the one that goes on, or the last.")
+    int | None, typer.Argument(metavar="[RUN]", help="Number of the run (default: the current one, or the last).")
 ]
 
 
@@ -67,7 +67,7 @@ def serve(
 def register(
     folder: Annotated[Path, typer.Argument(help="Folder of the server.")],
     key: Annotated[Path | None, typer.Argument(help="The node's public key, FILE.pub.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the node; default: the file's name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the node (default: the file's name).")] = None,
     clients: Annotated[
         list[str] | None, typer.Option("--client", help="A client that only this key may hold. May be given again.")
     ] = None,
@@ -142,7 +142,7 @@ def stop(server: ServerArgument, run: RunNumber = None) -> None:
     """Stop a run, or take it out of the queue; what is done is kept, and submitting its folder goes on with it."""
     found = find_run(_home(server), run)
     if not found.is_open:
-        raise UserError(f"RUN: run {found.number} has ended ({found.status()}); allowed: one that waits or goes on")
+        raise UserError(f"RUN: run {found.number} has ended ({found.status()}); allowed: one that waits or runs")
     found.ask_to_stop()
     print(f"run {found.number} is stopped; {found.advice()}")
 
@@ -183,7 +183,7 @@ def _follow(run: ServerRun) -> None:
     except KeyboardInterrupt:
         show, end = (run.server.command(name, str(run.number)) for name in ("follow", "stop"))
         print(
-            f"steelyard: run {run.number} goes on without you; `{show}` shows it again, `{end}` stops it",
+            f"steelyard: run {run.number} continues without you; `{show}` shows it again, `{end}` stops it",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
@@ -232,7 +232,7 @@ def init(
 @app.command("local")
 def local(
     experiment: ExperimentArgument,
-    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes; clients are shared out among them.")] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes; clients are split among them.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Make certificates and register node keys.")] = False,
     changes: SetOption = None,
     seed: SeedOption = None,

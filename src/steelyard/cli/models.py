@@ -39,7 +39,7 @@ def model(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option("--out", help="The model's own folder; it must not be there yet.")],
     rule: Annotated[
-        str | None, typer.Option("--rule", help="Which rule's; default: the recommended one, or the run's main one.")
+        str | None, typer.Option("--rule", help="Which rule's (default: the recommended one, or the run's main one).")
     ] = None,
     round: Annotated[
         str | None,
@@ -112,10 +112,10 @@ def on_new_rows(
     model: ModelArgument,
     files: FilesArgument,
     label: Annotated[
-        str | None, typer.Option("--label", help="The column of what is to be predicted; default: as in training.")
+        str | None, typer.Option("--label", help="The column to predict (default: as in training).")
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="A column of sites or groups; default: that of the sites in training.")
+        str | None, typer.Option("--by", help="A column of sites or groups (default: that of the sites in training).")
     ] = None,
     site: SiteOption = None,
     trust: TrustOption = False,

@@ -47,7 +47,7 @@ def plan_budget(
         int | None, typer.Option("--clients", min=1, help="Number of clients; δ must be below one over it.")
     ] = None,
     accept_large_delta: Annotated[
-        bool, typer.Option("--accept-large-delta", help="Allow a δ that promises nothing to single clients.")
+        bool, typer.Option("--accept-large-delta", help="Allow a δ that guarantees nothing to single clients.")
     ] = False,
     format: FormatOption = "text",
 ) -> None:
@@ -94,7 +94,7 @@ def audit(
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=10_000, help="Rounds of a run with canaries.")] = 1,
     runs: Annotated[int, typer.Option("--runs", min=1, max=100_000, help="Whole runs with canaries.")] = 1,
     canaries: Annotated[int, typer.Option("--canaries", min=10, max=600, help="Canaries in each run.")] = 300,
-    delta: Annotated[float, typer.Option("--delta", help="δ of the promise that canaries audit.")] = 1e-5,
+    delta: Annotated[float, typer.Option("--delta", help="δ of the guarantee that canaries audit.")] = 1e-5,
     format: FormatOption = "text",
 ) -> None:
     """Attack runs by canaries, clients of digits by gradient inversion and membership inference, a model by questions:
@@ -157,7 +157,7 @@ def audit_parts(document: Audit) -> list[Block]:
         f"  and at most         {canary.accounted:.3f} by the ledger (delta {canary.delta:g})",
     ]
     if canary.lower > canary.accounted:
-        parts.append("  the promise is not kept: canaries refute what the run states")
+        parts.append("  the guarantee does not hold: canaries refute it")
     parts += [_inversion_table(found), _membership_table(document["membership"])]
     parts += [_extraction_table(document["extraction"])] if document["extraction"] else []
     return parts

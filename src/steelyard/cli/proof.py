@@ -38,7 +38,7 @@ def verify(
     keys: KeysOption = None,
     head: HeadOption = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", help="The head of a round that you kept, of a run that has gone on.")
+        str | None, typer.Option("--prefix", help="The head of a round that you kept, if the run has continued since.")
     ] = None,
     model: Annotated[Path | None, typer.Option("--model", help="Folder of a model: is it a model of this run?")] = None,
     format: FormatOption = "text",
@@ -66,10 +66,10 @@ def record(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --out replace a file that is there.")] = False,
     rule: Annotated[
-        str | None, typer.Option("--rule", help="Which rule; default: the recommended one, or the run's main one.")
+        str | None, typer.Option("--rule", help="Which rule (default: the recommended one, or the run's main one).")
     ] = None,
     attacks: Annotated[
-        Path | None, typer.Option("--attacks", help="Folder of `steelyard attack`; default: the one the run lies in.")
+        Path | None, typer.Option("--attacks", help="Folder of `steelyard attack` (default: the one around the run).")
     ] = None,
     keys: KeysOption = None,
 ) -> None:

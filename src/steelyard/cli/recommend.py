@@ -224,7 +224,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a recommender (`steelyard model`).")]
-OwnUserOption = Annotated[str, typer.Option("--user", help="Id of the user; default: whose part or rows there are.")]
+OwnUserOption = Annotated[str, typer.Option("--user", help="Id of the user (default: whose part or rows there are).")]
 OwnRowsOption = Annotated[
     Path | None, typer.Option("--rows", help="Her items, of a folder that does not hold her own part.")
 ]
@@ -418,9 +418,11 @@ def audit(
     pi: Annotated[float, typer.Option(help="The share π of the protections that use one.")] = 0.5,
     decoys: Annotated[float, typer.Option(help="Decoys per item of the protection that uses them.")] = 1.0,
     epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="Also noise on the devices: ε of all rounds; repeatable.")
+        list[float] | None, typer.Option("--epsilon", help="Also local noise: ε of all rounds. May be given again.")
     ] = None,
-    clip: Annotated[float, typer.Option("--clip", min=1e-6, help="With --epsilon: length of a user's update.")] = 0.5,
+    clip: Annotated[
+        float, typer.Option("--clip", min=1e-6, help="With --epsilon: L2 norm to which a user's update is clipped.")
+    ] = 0.5,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change a field: fpl.factors=10.")] = None,
     trust: TrustOption = False,
     format: FormatOption = "text",

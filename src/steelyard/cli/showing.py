@@ -162,7 +162,7 @@ def _policies() -> Listing:
         needs = ", ".join(policy.needs_of(made)) or "nothing else"
         rows.append((made.name, f"{first_line(made)} (needs {needs}; {_parameters(made)})"))
     found = [policy.described(made) for made in policy.known().values()]
-    return Listing(found, ("policy", "what it weighs by, what it needs, and its parameters"), rows)
+    return Listing(found, ("policy", "what it weights by, what it needs, and its parameters"), rows)
 
 
 def _attacks() -> Listing:
@@ -275,7 +275,7 @@ def _draw_split(described: Description, figure: Path | None, format: Format) -> 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
     to: Annotated[Literal["csv", "json", "parquet"], typer.Option("--to", help="Format of the tables.")] = "csv",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: DIR/export.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the files (default: DIR/export).")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files of an earlier export.")] = False,
 ) -> None:
     """Write a run's rounds, clients and evaluations as files."""
@@ -290,7 +290,7 @@ def docs(
         list[str] | None, typer.Argument(help="Look for these words, and open the page that fits best.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write the pages into this folder; default: the cache.")
+        Path | None, typer.Option("--out", help="Write the pages into this folder (default: the cache).")
     ] = None,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:

@@ -107,7 +107,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folder of a run, several to compare, or of an arena.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "--output", "-o", help="The HTML file; default: report.html in the (first) run."),
+        typer.Option("--out", "--output", "-o", help="The HTML file (default: report.html in the first run)."),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write each figure as SVG, PNG and PDF into this folder.")
@@ -160,9 +160,9 @@ def weigh(
         ),
     ] = None,
     rule: Annotated[
-        str | None, typer.Option("--rule", help="For a run: whose updates; default: the main rule's.")
+        str | None, typer.Option("--rule", help="For a run: whose updates (default: the main rule's).")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="For a run: which seed; default: the first.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="For a run: which seed (default: the first).")] = None,
     format: FormatOption = "text",
 ) -> None:
     """Score and weigh clients from a table, or the updates of a run by another rule: no training needed."""
@@ -200,7 +200,7 @@ def _weigh_run(
 def import_run(
     file: Annotated[Path, typer.Argument(help="CSV with a header, or JSON lines: a row per client and round.")],
     out: Annotated[Path, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")],
-    by: Annotated[str | None, typer.Option("--by", help='Rule that weighs where the file does not: "VP>DS".')] = None,
+    by: Annotated[str | None, typer.Option("--by", help='Rule where the file has no weights: "VP>DS".')] = None,
 ) -> None:
     """Make a run folder from what another federation wrote down: criteria, weights, reasons and tests by round."""
     from steelyard.adapters.importing import import_file

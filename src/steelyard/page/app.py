@@ -383,7 +383,7 @@ def serve(
     web = _Server(web_config(app))
     threading.Thread(target=_warm, daemon=True).start()
     announce(f"page over {root}: {address}?{urlencode({'token': keys.token})}")
-    announce("Ctrl-C ends the page; runs that it started go on")
+    announce("Ctrl-C ends the page; runs that it started continue")
     try:
         web.run(sockets=[made])
     except KeyboardInterrupt:

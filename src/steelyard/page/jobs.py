@@ -125,9 +125,9 @@ class Jobs:
             return
         found = glance(self.root, run)
         if found.state != "running" or found.writer is None:
-            raise UserError(f"{run}: is {found.state}; allowed: stopping a run that goes on on this machine")
+            raise UserError(f"{run}: is {found.state}; allowed: stopping a run of this machine")
         if found.flower:
-            raise UserError(f"{run}: goes on across nodes; stop it where it was started")
+            raise UserError(f"{run}: runs across nodes; stop it where it was started")
         _end(found.writer.pid, found.writer.started, run)
 
     def resume(self, run: str) -> None:
@@ -139,7 +139,7 @@ class Jobs:
         code = own_code(folder)
         if code and not self.trust:
             raise UserError(
-                f"{run}: its experiment names code of its own ({'; '.join(code)[:300]}), which going on would run; "
+                f"{run}: its experiment names code ({'; '.join(code)[:300]}), which resuming would run; "
                 f"allowed: `steelyard watch --trust`, or `steelyard resume {folder}` in a terminal"
             )
         last = self._jobs.get(run)
@@ -150,7 +150,7 @@ class Jobs:
         with self._lock:
             taken = self._jobs.get(run)
             if taken is not None and taken.ended is None:
-                raise UserError(f"{run}: goes on already")
+                raise UserError(f"{run}: is running already")
             self._spawn(run, ["resume", str(folder), *(["--trust"] if code else [])])
 
     def _resumable(self, found: Glance) -> None:
@@ -166,7 +166,7 @@ class Jobs:
 
     def _spawn(self, run: str, arguments: list[str]) -> None:
         if len(self.going()) >= MOST:
-            raise UserError(f"{MOST} runs of this page go on already; allowed: no more at the same time")
+            raise UserError(f"{MOST} runs of this page are running; allowed: no more at the same time")
         logs = self.root / LOGS
         if logs.is_symlink():
             raise UserError(f"{logs}: is a link; allowed: a folder of the page's own")

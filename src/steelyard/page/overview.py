@@ -459,7 +459,7 @@ class ServerView:
         self._jobs.require_verbs()
         run = find_run(self.home, number)
         if not run.is_open:
-            raise UserError(f"run {number} has ended ({run.status()}); allowed: one that waits or goes on")
+            raise UserError(f"run {number} has ended ({run.status()}); allowed: one that waits or runs")
         run.ask_to_stop()
 
     def _run(self, run: ServerRun) -> ShownRun:

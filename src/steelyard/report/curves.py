@@ -119,6 +119,8 @@ class Curve:
     """The share of all weight, of all samples and of all updates that flawed clients had; empty without any."""
     heaviest: tuple[HeavyClient, ...] = ()
     """The clients with most weight."""
+    zero: Mapping[str, int] = field(default_factory=dict[str, int])
+    """In how many rounds a criterion was 0 for every client, so that it told none apart."""
 
 
 OF_A_STEP = ("product_error", "factor_error")
@@ -129,7 +131,7 @@ SUMS = ("cohort", "answered", "tests", "seconds", "cpu", "gpu", "up", "down")
 """Columns of `rounds` that are added up."""
 _COLUMNS = (
     *("rule", "seed", "round", "accuracy", "priority", "tried", "server_accuracy", "server_macro_f1", "server_metrics"),
-    *("simulated", *SUMS),
+    *("simulated", "zero_criteria", *SUMS),
 )
 """What a curve is made of: in a long run every further column takes time."""
 
@@ -192,6 +194,7 @@ def _curve(history: History, federation: Mapping[Any, Any], frame: Any) -> Curve
         sums=rows[list(SUMS)].astype(float).sum(min_count=1).to_dict(),
         last_test={name: value for name, value in last.items() if not isinstance(value, list)},
         step=steps[-1] if steps else {},
+        zero=Counter(name for text in rows["zero_criteria"] for name in json.loads(text)),
     )
 
 

@@ -119,7 +119,7 @@ def _look_at_digests(one: _Federation, kept: KeptRound, round: int, found: Findi
     content = None if updates is None else updates.payload.content()
     clients = () if updates is None else updates.clients
     if round in one.weights and clients != one.weights[round][0]:
-        found.change(f"the kept updates of {one.words} are not of the clients that were weighed", round)
+        found.change(f"the kept updates of {one.words} are not of the clients that were weighted", round)
     elif rounded or content is None or round not in one.weights:
         return  # of rounds without rows of single clients (store.clients_every) the chain has no digests
     elif not isinstance(digests, bytes) or not isinstance(salts, bytes) or len(digests) != DIGEST_BYTES * len(clients):
@@ -221,5 +221,5 @@ def _not_computed(settings: FederationSettings, experiment: Description) -> str:
     if made.factored:
         return f"{made.name} works on parts of the network, which the run's folder does not hold"
     if experiment.store.keep_as != "float32" and type(made).step is not Algorithm.step:
-        return f"{made.name} goes on from sums of updates that were rounded"
+        return f"{made.name} continues from rounded sums of updates"
     return ""

@@ -8,6 +8,7 @@ schema.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,8 @@ class RuleResult(Document):
     own_models: bool
     """Whether its clients tested models of their own; all figures of clients are then of these models."""
     rounds: int
+    zero_criteria: dict[str, int]
+    """By criterion: in how many rounds of all seeds it was 0 for every client."""
     figures: dict[str, Estimate]
     """By their names in `report.statistics.FIGURES`; `values` are in the order of seeds, null where one has none."""
     worst_tenth_on: OnRows | None
@@ -410,6 +413,7 @@ def _rule(curves: Sequence[Curve], measure: Measure, right_wrong: RightWrong | N
         adapts_loss=first.settings.loss is not None,
         own_models=False,
         rounds=max(curve.played for curve in curves),
+        zero_criteria=dict(sum((Counter(curve.zero) for curve in curves), Counter[str]())),
         figures={},
         worst_tenth_on=_on_rows(tested, measure) if len(tested) == len(curves) else None,
         tests={},

@@ -448,7 +448,7 @@ FIGURES = (
     FigureOfMerit("rounds_to_target", "rounds to target", _reached, COUNT),
     FigureOfMerit(
         "left_out",
-        "left out",
+        "excluded",
         lambda curve, settings: curve.sums.get("cohort", 0) - curve.sums.get("answered", 0),
         COUNT,
     ),

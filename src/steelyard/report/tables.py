@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from steelyard.base.errors import printable
+from steelyard.base.errors import counted, printable
 from steelyard.base.measures import FEWEST, UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import Chain, Curve, SingleClient
 from steelyard.report.decide import Answer, Verdict, more_seeds
@@ -127,7 +127,7 @@ def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
     most = max(found, key=lambda row: row.rounds / row.of)
     more = f", and so did {len(found) - 1} more of the rules and seeds" if len(found) > 1 else ""
     return [
-        f"Warning: {most.rounds} of {most.of} rounds of {most.rule}, seed {most.seed}, weighed one client "
+        f"Warning: {most.rounds} of {most.of} rounds of {most.rule}, seed {most.seed}, weighted one client "
         f"only{more}: these rounds cannot compare rules. {RAISE}"
     ]
 
@@ -137,8 +137,8 @@ def privacy_lines(promise: Promise | None) -> list[str]:
     if promise is None:
         return []
     budget = "" if promise.budget is None else f" of {promise.budget:g}"
-    where = {"central": "noise by the server", "local": "noise by the devices"}[promise.model]
-    terms = f"at δ = {promise.delta:g} (client-level, {promise.neighbours}; {where}, {promise.accountant})"
+    where = f"{promise.model} differential privacy, {promise.accountant}"
+    terms = f"at δ = {promise.delta:g} (client-level, {promise.neighbours}; {where})"
     ended = {
         name: f"; stopped after round {round}, another would pass the budget" for name, round in promise.ended.items()
     }
@@ -174,7 +174,12 @@ def headline(document: Comparison, *, lines: bool = True) -> list[str]:
         if each.ended
     ]
     more = more_seeds(found) if lines else []
-    told = [*single, *ended, *_failing(document), *_at_zero(document, found), *_best(document)]
+    zero = [
+        f"{name} was 0 for every client in {counted(count, 'round')} of {rule.rule}, so it favoured nobody there."
+        for rule in document.rules
+        for name, count in rule.zero_criteria.items()
+    ]
+    told = [*single, *ended, *zero, *_failing(document), *_at_zero(document, found), *_best(document)]
     return [*first, found.sentence, *told, *_flawed_sentence(document, found), *more]
 
 

@@ -52,7 +52,9 @@ def read_candidates(text: str, rule: str | None, suite: Suite, ask: Ask) -> list
     elif text.endswith(".toml"):
         experiment, word = load(text, ask=ask), rule
         if not isinstance(experiment, LearningDescription):
-            raise UserError(f"{text}: trains no model that a server weighs; allowed: an experiment of kind 'learning'")
+            raise UserError(
+                f"{text}: trains no model that a server aggregates; allowed: an experiment of kind 'learning'"
+            )
     else:
         if rule is not None:
             raise UserError(f"--rule: got {brief(rule)} beside the rule {brief(text)}; allowed: with a file")

@@ -5,7 +5,7 @@ import { age, byId, h, meta, score, size } from "./dom.js";
 
 const SIGNS = { running: "▶", starting: "…", finished: "✓", stopped: "‖", killed: "✕", failed: "✕", unreadable: "!", unknown: "?" };
 const WORDS = {
-  running: "goes on",
+  running: "is running",
   starting: "about to start",
   finished: "finished",
   stopped: "stopped; can be resumed",
