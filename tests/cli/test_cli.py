@@ -77,7 +77,7 @@ ELSEWHERE = {
     *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "new"),
     *("model", "predict", "test"),
     *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node", "model")),
-    *(f"recommend {name}" for name in ("split", "top", "explain", "kept", "list", "test")),
+    *(f"recommend {name}" for name in ("split", "explain", "test")),
 }
 
 
@@ -210,7 +210,7 @@ def test_explain_says_which_features_made_the_score(folder: Path) -> None:
     assert found["score"] == pytest.approx(sum(each["part"] for each in found["reasons"]))
     assert sum(abs(each["share"]) for each in found["reasons"]) == pytest.approx(1)
     assert "half 0" in found["reasons"][0]["feature"]
-    scores = {each["item"]: each["score"] for each in told("top", "kgflex", "--cutoff", "30")["list"]}
+    scores = {each["item"]: each["score"] for each in told("list", "kgflex", "--cutoff", "30")["items"]}
     assert scores.get("i07", found["score"]) == pytest.approx(found["score"], abs=1e-5)
 
 
@@ -218,8 +218,8 @@ def test_a_saved_recommender_gives_the_list_of_its_run(folder: Path) -> None:
     taken = inside("model", "kgflex", "--client", "u02", "--out", "hers", folder=folder)
     assert taken.returncode == 0, taken.stderr
     found = json.loads(inside("recommend", "list", "hers", "--format", "json", folder=folder).stdout)
-    run = inside("recommend", "top", "kgflex", "--user", "u02", "--format", "json", folder=folder)
-    assert [each["item"] for each in found["items"]] == [each["item"] for each in json.loads(run.stdout)["list"]]
+    run = inside("recommend", "list", "kgflex", "--user", "u02", "--format", "json", folder=folder)
+    assert [each["item"] for each in found["items"]] == [each["item"] for each in json.loads(run.stdout)["items"]]
     assert any("half" in reason for each in found["items"] for reason in each["reasons"])
 
 

@@ -65,7 +65,7 @@ def test_values_are_summed_over_rounds_with_rows_and_rounds_in_the_interval(tmp_
     assert found["rounds"] == [1, 2]
 
 
-PERCENT, ORDER, FAR = "percent", "Order only", "the values are over 10 times the whole gain"
+PERCENT, ORDER, FAR = "percent", "Only the ranking", "the values are over 10 times the whole gain"
 
 
 @pytest.mark.parametrize(

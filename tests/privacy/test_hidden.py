@@ -184,8 +184,8 @@ COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
         ),
         ({"central": CENTRAL, "local": CENTRAL}, "local: given together with central"),
         ({"central": CENTRAL, "aggregation": {}}, "central: given together with aggregation"),
-        ({"central": {"clip": 1.0}}, "central.noise: missing, and so is budget.epsilon"),
-        ({"local": {"clip": 1.0}}, "local.noise: missing, and so is budget.epsilon"),
+        ({"central": {"clip": 1.0}}, "set privacy.central.noise or privacy.budget.epsilon"),
+        ({"local": {"clip": 1.0}}, "set privacy.local.noise or privacy.budget.epsilon"),
         ({"local": CENTRAL, "criteria_noise": 1.0}, "criteria_noise: given, but criteria are not charged"),
         (
             {"local": CENTRAL, "criteria": "public", "criteria_bounds": {"DS": 1.0}},

@@ -154,7 +154,7 @@ def test_from_the_command_line(description, tmp_path, command, refused):
 
     assert answer("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "here")["status"] == "finished"
     shown = command("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "again").stdout
-    assert len(answer("recommend", "top", "here", "--user", "u01")["list"]) == 10
+    assert len(answer("recommend", "list", "here", "--user", "u01")["items"]) == 10
     metrics = answer("recommend", "report", "here", "--cutoff", "10,1")["metrics"]
     # What `run` prints of its lists is what the report has, beside two systems that learn nothing.
     names = ("precision", "recall", "ndcg", "hit_rate", "item_coverage", "gini")
@@ -163,12 +163,12 @@ def test_from_the_command_line(description, tmp_path, command, refused):
         ["this run", *(f"{each:.4f}" if isinstance(each, float) else f"{each:,}" for each in own)]
     ) in " ".join(shown.split())
     assert "most popular 0." in " ".join(shown.split())
-    assert command("recommend", "lists", "here", "--out", "lists.tsv").returncode == 0
+    assert command("recommend", "list", "here", "--out", "lists.tsv").returncode == 0
     command("recommend", "split", "tastes.tsv", "--out", "split")
     files = ["--train", "split/train.tsv", "--test", "split/test.tsv", "--catalogue", "split/catalogue.tsv"]
     judged = answer("recommend", "evaluate", *files, "--recommendations", "lists.tsv")
     assert judged["10"]["ndcg"] == pytest.approx(metrics["10"]["ndcg"], abs=1e-9)
-    assert "--user: got 'zoe'" in refused("recommend", "top", "here", "--user", "zoe")
+    assert "--user: got 'zoe'" in refused("recommend", "list", "here", "--user", "zoe")
 
 
 # ---------------------------------------------------------------- noise on the devices

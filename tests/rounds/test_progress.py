@@ -110,16 +110,16 @@ def test_scores_and_durations_have_the_unit_that_fits(show: Callable[[float], st
             [(round, seconds, {"DS": round / 10}) for round, seconds in ((0, 0), (1, 4.9), (2, 0.1), (3, 4.9), (9, 0))],
             ["round 0/9: DS 0.00%", "round 2/9: DS 20.00%; about 1 s left", "round 9/9: DS 90.00%"],
         ),
-        # Nobody is told of what is not known, nor of the fifth and further.
+        # Nobody is told of what is not known, nor of what does not fit the line.
         (
             *(1, True),
             [
                 (1, 0, {"a": 0.1, "b": None, "c": float("nan"), "ε": 0.5}),
-                (1, 0, dict.fromkeys("abcde", 0.5)),
+                (1, 0, dict.fromkeys("abcdefg", 0.5)),
             ],
             [
                 "round 1/1: a 10.00%, ε 0.5",
-                "round 1/1: a 50.00%, b 50.00%, c 50.00%, d 50.00% and 1 more",
+                "round 1/1: a 50.00%, b 50.00%, c 50.00%, d 50.00%, e 50.00% and 2 more",
             ],
         ),
         (

@@ -39,7 +39,7 @@ from steelyard.report.tables import comparison_csv, comparison_parts
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
 from steelyard.runs.facts import RunFacts
-from steelyard.runs.glance import glances
+from steelyard.runs.glance import Glances
 from steelyard.runs.history import History
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.store import Store
@@ -175,7 +175,7 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
         show_result(computed(bad, experiment))
 
     def listed() -> None:
-        found = {run.name: run for run in glances(root)}
+        found = {run.name: run for run in Glances(root).look()}
         assert found[GOOD].state != "unreadable", "the run beside it cannot be read"
         assert all("\n" not in run.problem for run in found.values()), "more than one line"
         show_runs(root, list(found.values()))

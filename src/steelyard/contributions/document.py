@@ -291,9 +291,9 @@ def _order_only(stored: Sequence[StoredValues], verdicts: Sequence[str], values:
         return []
     if float(np.abs(values).sum()) > UNDONE * abs(total):
         return [
-            f"Order only: the values are over {UNDONE:g} times the whole gain. What one client spoils in a round and "
-            "others mend in the next counts again in every round, so that sizes and intervals do not hold "
-            "(docs/results/contributions.md); --retrain tells."
+            f"Only the ranking is usable: the values are over {UNDONE:g} times the whole gain. What one client "
+            "spoils in a round and others mend in the next counts in every round: sizes and intervals do not hold "
+            "(docs/results/contributions.md); --retrain computes them."
         ]
     if "harms" in verdicts:
         return []

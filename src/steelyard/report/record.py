@@ -176,7 +176,7 @@ def record_html(document: Record) -> str:
         sites=_sites_table(document["sites"]),
         contributions=_lines([contributions_line(given) if measured else given]),
         values=contribution_table(given, MOST_VALUES) if measured else None,
-        # All that is to be known before the values are used: "order only" is among it.
+        # All that is to be known before the values are used: "only the ranking" is among it.
         notes=" ".join(given["notes"]) if measured else "",
         privacy=_lines(document["privacy"]),
         attacks=_lines(document["attacks"]),

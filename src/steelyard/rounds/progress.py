@@ -268,6 +268,10 @@ def _notebook() -> Callable[[str], None] | None:
     return write
 
 
+ROOM = 56
+"""Letters of figures in one line."""
+
+
 def _figures(accuracies: Mapping[str, float | None], percent: bool = True) -> str:
     # Clients without test rows give no figure.
     known = {name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)}
@@ -277,5 +281,7 @@ def _figures(accuracies: Mapping[str, float | None], percent: bool = True) -> st
         f"{in_words(name)}{is_}{show_score(value) if percent and not name.startswith(SPENT) else f'{value:.3g}'}"
         for name, value in known.items()
     ]
-    rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-    return and_.join(shown[:4]) + rest
+    # With the round before it and the time left behind, a line fits 80 columns.
+    kept = next((count for count in range(len(shown), 1, -1) if len(and_.join(shown[:count])) <= ROOM), 1)
+    rest = f" and {len(shown) - kept} more" if len(shown) > kept else ""
+    return and_.join(shown[:kept]) + rest
