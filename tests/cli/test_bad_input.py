@@ -133,7 +133,7 @@ SETTINGS: dict[str, str] = {
 }
 RECOMMENDING: dict[str, str] = {
     "interactions.core=100": "core",
-    "interactions.path='.'": "file",
+    "interactions.path='.'": "allowed separators",
     "interactions.columns={user='x'}": "not in the header",
     "interactions.category_column='x'": "category_column",
     "items={path='ratings.tsv',title=99}": "no column '99'",

@@ -40,7 +40,7 @@ COMMANDS = {
     "withdraw done client-000 --out fewer": "fewer/run.sqlite",
     "export done --to csv": "done/export",
     "import rounds.csv --out theirs --by DS": "theirs",
-    "check hospitals": "920 rows at 4 sites: 13 warnings",
+    "check hospitals": "920 rows at 4 sites: 14 warnings",
     "list recipes": "quickstart",
     "show quickstart --set rounds.count=7": "count = 7",
     "list": "every word that a rule may hold",
