@@ -135,7 +135,7 @@ def test_values_found_out_after_the_run_leave_it_whole_and_are_said_not_to_be_ch
     found = verify(run)
     assert (found.code, found.found.checked["contributions"]) == (
         0,
-        "1 row found out after the run: not in the chain, not checked",
+        "rows found out after the run: 1; not in the chain, not checked",
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
 from steelyard.base import files
-from steelyard.base.errors import UserError, brief, counted, in_words
+from steelyard.base.errors import UserError, brief, in_words
 from steelyard.base.processor import in_words as in_words_of
 from steelyard.base.processor import same_kind
 from steelyard.contributions.document import Contributions
@@ -182,13 +182,11 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None, pref
         facts = db.facts()
         ((later,),) = db.execute("SELECT COUNT(*) FROM contributions WHERE source != 'run'").fetchall()
     if later:
-        found.checked["contributions"] = (
-            f"{counted(later, 'row')} found out after the run: not in the chain, not checked"
-        )
+        found.checked["contributions"] = f"rows found out after the run: {later}; not in the chain, not checked"
     for line in facts.differed[1:]:  # the first stands for the closing record
         found.change(line)
     if accepted := [*facts.accepted, *facts.differed]:
-        found.checked["accepted when it went on"] = "; ".join(accepted)
+        found.checked["accepted when it continued"] = "; ".join(accepted)
     if (said := changed_since(folder, facts)) is not None:
         found.change(said)
     try:
