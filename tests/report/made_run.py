@@ -72,7 +72,10 @@ def make_run(
     for number in range(rounds + 1):
         # A chain begins with round 0; here it holds no figures.
         count = max(3, clients - 2)
-        records = [_record(each, number, rounds, names, count, chance) for each in federations if number]
+        records = [
+            _record(each, number, rounds, names, count, chance) if number else RoundRecord(each.name, 0, 0.0)
+            for each in federations
+        ]
         states = {each.name: state(number, 0.0, orders=OrderState((0,), 0.0)) for each in federations}
         store.commit(number, records, states, dict, last=number == rounds)
     store.note(RunFacts(status=status))
