@@ -286,8 +286,8 @@ def result_page() -> str:
     lines = [
         "# The result of a run as JSON",
         "",
-        "`run`, `resume`, `compare` and `table` print this document with `--format json`. `Result.comparison` in Python is",
-        "the same as an object: `result.comparison.rules[0].figures`. A number that is not known is null.",
+        "`run`, `resume`, `compare` and `table` print this document with `--format json`. `Result.comparison` in",
+        "Python is the same as an object: `result.comparison.rules[0].figures`. A number that is not known is null.",
         "",
         "Made from the code: `python -m tests.docs.test_result` writes this page again.",
     ]
