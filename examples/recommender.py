@@ -11,8 +11,6 @@ import pandas as pd
 
 from steelyard import Experiment
 from steelyard.experiment.run_audits import watch
-from steelyard.models.recommender import listed
-from steelyard.report.recommender import open_run
 
 # Sixty users of two tastes, fifteen likes each.
 draw = np.random.default_rng(0)
@@ -42,8 +40,8 @@ experiment = Experiment.load("shop.toml")
 result = experiment.run()
 print("accuracy of a recommender is nDCG@10, the mean over users:")
 print(result.history.rounds[["round", "accuracy"]].dropna().to_string(index=False))
-for row in listed(open_run(result.folder), "u00", 3).items:
-    print(f"u00, rank {row.rank}: {row.title}{' (taken later)' if row.taken_later else ''}")
+for row in result.recommender(user="u00").list(cutoff=3).items:
+    print(f"u00, rank {row.rank}: {row.title}")
 
 protections = {
     "everything sent": {"fpl.pi": 1.0, "fpl.mask": "round"},

@@ -135,7 +135,6 @@ PAGE = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 INTERNAL = {
     # examples/recommender.py looks behind the curtain on purpose.
     "steelyard.experiment.run_audits.watch",
-    "steelyard.report.recommender.open_run",
 }
 
 
