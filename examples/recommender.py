@@ -49,7 +49,7 @@ protections = {
     "half, once for all": {"fpl.pi": 0.5, "fpl.mask": "persistent"},
 }
 rows = [
-    {"protection": name, "round": seen["round"], "read": seen["sign"]["recall"]}
+    {"protection": name, "round": seen.round, "read": seen.sign.recall}
     for name, fields in protections.items()
     for seen in watch(experiment.changed(fields), [1, 2, 5, 10, 20])
 ]
