@@ -63,8 +63,7 @@ def take_part(
     started: Server, name: str, joined: threading.Barrier, stop: threading.Event, failed: Counter[str]
 ) -> None:
     """Be a node that has nothing to do."""
-    import httpx
-
+    from steelyard.clients.flower.calls import CallError
     from steelyard.federate.node import Server as Address
 
     root = started.root
@@ -73,13 +72,13 @@ def take_part(
         try:
             fleet.activate(10.0)
             break
-        except httpx.HTTPError:  # Its key is not registered yet.
+        except CallError:  # Its key is not registered yet.
             time.sleep(1.0)
     joined.wait()
     while not stop.is_set():
         try:
             fleet.next_message()
-        except (httpx.HTTPError, ValueError) as error:  # Counted; the next call comes soon, as a real node's does.
+        except CallError as error:  # Counted; the next call comes soon, as a real node's does.
             failed[f"{type(error).__name__}: {error}"[:200]] += 1
             stop.wait(0.5)
 

@@ -97,7 +97,7 @@ class OneNode:
     def __init__(self, config: dict[str, Any]) -> None:
         from flwr.app import Context, RecordDict
 
-        from steelyard.clients.flower.adapter.messages import enter_run
+        from steelyard.clients.flower.internals import enter_run
 
         enter_run(1, 1)
         self._context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
@@ -108,7 +108,7 @@ class OneNode:
         return [1]
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        from steelyard.clients.flower.adapter.messages import name_message
+        from steelyard.clients.flower.parts import name_message
 
         names: list[str] = []
         for message in messages:

@@ -102,7 +102,7 @@ def test_whatever_is_advised_to_be_installed_is_an_extra_of_the_package() -> Non
     advised = {word for text in texts for word in re.findall(r"pip install ('[^']*'|\S+)", text)}
     extras = {f"'steelyard[{extra}]'" for extra in (*PROJECT["optional-dependencies"], "{extra}", "{settings.to}")}
     assert advised - extras == {'{package}"'}  # openpyxl and others, which read one kind of file each
-    assert "'steelyard[flower]'" in advised
+    assert "'steelyard[federate]'" in advised
 
 
 def test_the_docs_list_what_every_extra_asks_for_with_its_licence() -> None:

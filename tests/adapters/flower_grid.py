@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from steelyard.clients.flower.adapter.messages import enter_run, name_message
+try:
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:  # Older versions make messages for whatever run and node.
+    TaskIdentity = SimpleNamespace()
 
 Arrays = Mapping[str, NDArray[Any]]
 Client = Callable[[dict[str, NDArray[Any]]], tuple[Arrays, Mapping[str, float]] | str | None]
 """From the model that was sent to a model and metrics, to the reason of an error, or to no reply at all."""
+
+
+def enter_run(run: int, node: int) -> None:
+    """Make messages on behalf of a run and a node."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
 
 
 def record(arrays: Arrays) -> ArrayRecord:
@@ -53,7 +62,7 @@ class Nodes:
         names: list[str] = []
         for message in messages:
             names.append(f"{message.metadata.message_type}-{message.metadata.dst_node_id}-{len(self.pulls)}")
-            name_message(message, names[-1])
+            message.metadata.__dict__["_message_id"] = names[-1]
             self._sent[names[-1]] = message
         return names
 

@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Context, Message, RecordDict
-from tests.adapters.flower_grid import Nodes
+from tests.adapters.flower_grid import Nodes, enter_run
 from tests.warm import ROOT
 
-from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.runs.history import History
 
 APP = ROOT / "examples" / "flower_digits"

@@ -21,7 +21,7 @@ from tests.runs.contents import models
 pytest.importorskip("flwr")
 
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
-from tests.clients.flower.test_adapter import SOURCES
+from tests.clients.flower.test_internals import SOURCES
 from tests.federate.accounts import as_nobody, post
 from tests.federate.real_federation import (
     experiment,

@@ -12,16 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from flwr.app import Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import assert_refused
 
 from steelyard.base.errors import UserError
-from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
+from steelyard.clients.flower.calls import CallRefused, NotReached
+from steelyard.clients.flower.internals import enter_run
+from steelyard.clients.flower.parts import PartsLost, name_message
 from steelyard.clients.node import NodeConfig
 from steelyard.federate import node
 from steelyard.federate.client_app import NodeStates
@@ -74,16 +76,15 @@ def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[s
     name_message(message, "m")
 
     def lost(name: str) -> bytes:
-        raise PartsLost(name, "not there")
+        raise PartsLost("not there")
 
-    joins([(message, PartsTree(object_id="m"))], [], [], part_puller=lambda run: lost, confirm=lambda *_: None)
+    joins([(message, ObjectTree(object_id="m"))], [], [], part_puller=lambda run: lost, confirm=lambda *_: None)
     (line,) = [line for line in messages if line.startswith("a message was not answered")]
-    assert "ObjectPullError" in line
+    assert "PartsLost: not there" in line
 
 
-def refused(status: int = 401) -> httpx.HTTPStatusError:
-    request = httpx.Request("POST", "https://server")
-    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status, text="no", request=request))
+def refused(status: int = 401) -> CallRefused:
+    return CallRefused(status, "no")
 
 
 def test_a_server_that_started_anew_is_joined_again():
@@ -111,7 +112,7 @@ def test_a_node_joins_however_often_a_busy_server_gave_no_answer(faults: list[st
         if fault:
             clock.append(clock[-1] + 40.0)
             known_until.append(clock[-1] + 30.0)
-            raise httpx.ReadTimeout("timed out") if fault == "late" else refused(503)
+            raise NotReached("timed out") if fault == "late" else refused(503)
         joined.append(clock[-1])
         return 7
 
@@ -128,18 +129,18 @@ def test_a_key_that_another_node_uses_is_given_up(monkeypatch: pytest.MonkeyPatc
     def activate(seconds: float) -> int:
         raise refused(412)
 
-    assert_refused(link(list, threading.Event(), activate).run, "does no other node use it")
+    assert_refused(link(list, threading.Event(), activate).run, "used by no other node")
 
 
 @pytest.mark.parametrize("words", ["_ssl.c:989: The handshake timed out", "EOF occurred in violation of protocol"])
 def test_a_server_without_time_for_a_handshake_is_called_again(words: str, messages: list[str]):
-    joins(httpx.ConnectError(words), [])
+    joins(NotReached(words), [])
     assert [line for line in messages if line.endswith("trying again")]
 
 
 @pytest.mark.parametrize("words", ["CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"])
 def test_another_server_is_not_called_again(words: str):
-    assert_refused(lambda: joins(httpx.ConnectError(f"[SSL: {words}] (_ssl.c:1006)"), []), "ca: the server is not")
+    assert_refused(lambda: joins(NotReached(f"[SSL: {words}] (_ssl.c:1006)"), []), "ca: the server is not")
 
 
 def test_a_node_whose_call_is_held_leaves_without_waiting_for_it():

@@ -45,7 +45,8 @@ from steelyard.clients.flower.register import Entry, enter, read_register, remov
 from steelyard.federate import connections
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.connections import BoundedLoop, BoundedProtocol
-from steelyard.federate.proxy import Refusal, RegisteredKeys
+from steelyard.federate.proxy import NodeProxy, Refusal
+from steelyard.federate.queue import ServerFolder
 from steelyard.federate.server import is_own, owner_of
 from steelyard.federate.workers import environment, reserved_port
 from steelyard.proof.signing import read_public_key
@@ -271,12 +272,13 @@ def test_a_second_server_on_the_same_port_or_folder_is_refused(served: Served, r
     assert (served.folder / ".flwr" / "config.toml").read_text() == before
 
 
-class TestRegisteredKeys:
+class TestCallers:
     def test_a_signature_must_be_there_hold_be_of_now_and_of_a_registered_key(self, tmp_path: Path):
         key, public = make_key(tmp_path / "a")
         enter(tmp_path / "register.json", Entry("a", read_public_key(public)))
-        keys, own = RegisteredKeys(tmp_path / "register.json"), private(key)
-        assert keys.caller(signed(own)).name == "a"
+        made = make_certificates(tmp_path / "tls", ["127.0.0.1"])
+        caller, own = NodeProxy("127.0.0.1:1", made.authority, ServerFolder(tmp_path))._caller, private(key)
+        assert caller(signed(own)).name == "a"
         forged = {**signed(own), "flwr-timestamp": datetime.now(UTC).isoformat()}
         for headers, words in (
             ({}, "a call without a signature"),
@@ -286,10 +288,10 @@ class TestRegisteredKeys:
             ({**signed(own), "flwr-public-key": "!"}, "a signature that does not hold"),
         ):
             with pytest.raises(Refusal, match=re.escape(words)):
-                keys.caller(headers)
+                caller(headers)
         (tmp_path / "register.json").write_text("{")  # One that cannot be read lets nobody in.
         with pytest.raises(Refusal, match="a key that is not registered"):
-            keys.caller(signed(own))
+            caller(signed(own))
 
 
 def test_a_client_belongs_to_one_key_of_the_register(tmp_path: Path):

@@ -26,7 +26,6 @@ from steelyard.messages.updates import Evaluations, Failure, Floats, LossState, 
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.evaluate import RankingSettings, Sampled
 from steelyard.recommend.fpl import FplSettings
-from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.kgflex.selection import KgflexSettings
 from steelyard.recommend.knowledge.loading import KnowledgeSettings, load_features
 from steelyard.recommend.run_data import (
@@ -219,8 +218,11 @@ class ModelSettings:
 
     def server(self, rows: int) -> RecommendServer:
         """Return the server of a table with so many rows."""
-        kind = RecommendServer if self.kgflex is None else KgflexServer
-        return kind(rows, self.fpl.factors, self.fpl.bias_spread)
+        if self.kgflex is None:
+            return RecommendServer(rows, self.fpl.factors, self.fpl.bias_spread)
+        from steelyard.recommend.kgflex.clients import KgflexServer  # In an extra.
+
+        return KgflexServer(rows, self.fpl.factors, self.fpl.bias_spread)
 
 
 def simulate(
@@ -249,6 +251,8 @@ def users_of(run_data: RunData, model: ModelSettings, criteria: Sequence[Criteri
             f"knowledge: no feature is left for the {len(run_data.data.items)} items; allowed: sources that describe "
             "them (`steelyard recommend features` shows what was read and dropped)"
         )
+    from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts  # In an extra.
+
     return KgflexClients(*known, KgflexParts(features, model.kgflex), **options)
 
 

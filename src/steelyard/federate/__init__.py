@@ -1,4 +1,4 @@
-"""Running an experiment across machines, on Flower. Needs the extra `steelyard[flower]`.
+"""Running an experiment across machines, on Flower. Needs the extra `steelyard[federate]`.
 
 The two Flower apps
     `server_app`        the ServerApp: the round loop, with clients on other machines
@@ -33,16 +33,21 @@ from typing import TYPE_CHECKING
 
 from steelyard.base import files
 from steelyard.base.errors import UserError
+from steelyard.clients.flower import check_version
 
 if TYPE_CHECKING:
     from steelyard.experiment.loading import Ask
 
 
 def require_flower() -> None:
-    """Refuse in one line that says what to install where Flower is missing; call it before Flower is imported."""
-    for module in ("flwr", "cryptography"):
+    """Refuse in one line that says what to install where Flower is missing, or one that we do not know is there.
+
+    Call it before Flower is imported.
+    """
+    for module in ("flwr", "cryptography", "urllib3", "uvicorn"):
         if find_spec(module) is None:
-            raise UserError(f"federate: needs {module}, which is not installed; pip install 'steelyard[flower]'")
+            raise UserError(f"federate: needs {module}, which is not installed; pip install 'steelyard[federate]'")
+    check_version()
 
 
 def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, accept_changes: bool = False) -> Path:

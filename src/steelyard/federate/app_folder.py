@@ -62,7 +62,7 @@ name = {name}
 version = "1.0.0"
 description = {description}
 license = "Apache-2.0"
-dependencies = ["steelyard[flower]=={version}"]
+dependencies = ["steelyard[federate]=={version}"]
 
 [build-system]
 requires = ["hatchling"]
@@ -97,7 +97,7 @@ _README = """\
 {description}
 
 This folder is a [Flower](https://flower.ai) app: `flwr run` sends it to a SuperLink, which runs the server's part, and
-to its nodes, which run the clients' part. Every machine needs `steelyard[flower]` {version}; the app itself
+to its nodes, which run the clients' part. Every machine needs `steelyard[federate]` {version}; the app itself
 installs nothing.
 
 | file | what it is |

@@ -11,12 +11,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from steelyard.base import files
 from steelyard.base.errors import Stopped, UserError
 from steelyard.base.logs import logger
 from steelyard.base.measures import measure_of
+from steelyard.clients.flower.calls import CallError
 from steelyard.clients.flower.register import Entry, enter
 from steelyard.clients.node import EVERYTHING, NodeConfig
 from steelyard.experiment.description import Description
@@ -123,7 +122,7 @@ class LocalFederation:
                     if process.code is not None:
                         words = f"the {process.name} ended (code {process.code}, log {process.log})"
                         raise UserError(f"{words}; {run.advice()}")
-                with suppress(httpx.HTTPError):  # A SuperLink that is gone is named above, the next time.
+                with suppress(CallError):  # A SuperLink that is gone is named above, the next time.
                     self._queue.look()
 
             try:

@@ -20,26 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from pydantic import Field, model_validator
 
-from steelyard.base.errors import UserError, told_as, without_controls
+from steelyard.base.errors import UserError, told_as
 from steelyard.base.logs import logger, show
 from steelyard.base.settings import parse
-from steelyard.clients.flower.adapter.fleet import FleetConnection
-from steelyard.clients.flower.adapter.messages import (
-    DIED,
-    RAISED,
+from steelyard.clients.flower.calls import CallError, CallRefused, FleetConnection
+from steelyard.clients.flower.internals import ErrorCode
+from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
+from steelyard.clients.flower.parts import (
+    LARGEST_MESSAGE,
     MessageParts,
     PartsLost,
     PartsNotTaken,
     PartsTree,
     error_parts,
+    fetch,
 )
-from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
-from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.clients.flower.wire import Refused
 from steelyard.clients.node import FILES, MEMORY, NodeConfig
 from steelyard.experiment.node_rules import check_own
@@ -135,8 +134,8 @@ class NodeLink:
         if self._own_key:
             try:
                 self._call(self._fleet.register)
-            except httpx.HTTPStatusError as error:
-                raise UserError(f"the server refuses a node without a key: {_words(error.response)}") from None
+            except CallRefused as refusal:
+                raise UserError(f"the server refuses a node without a key: {refusal}") from None
         # One key is one node. One that was killed, or whose last call got an answer too late, counts as connected for a
         # while: it waits.
         begun = time.monotonic()
@@ -144,12 +143,11 @@ class NodeLink:
             try:
                 self._heard = False
                 return self._call(lambda: self._fleet.activate(SIGN_OF_LIFE_SECONDS)) is not None
-            except httpx.HTTPStatusError as error:
+            except CallRefused as refusal:
                 waited = time.monotonic() - max(begun, self._unheard)
-                if error.response.status_code != _PRECONDITION or waited > _FORGOTTEN_SECONDS:
+                if refusal.status != _PRECONDITION or waited > _FORGOTTEN_SECONDS:
                     raise UserError(
-                        f"the server refuses this node: {_words(error.response)}; is its key registered, and does no "
-                        "other node use it?"
+                        f"the server refuses this node: {refusal}; is its key registered, and used by no other node?"
                     ) from None
                 self._stop.wait(1.0)
         return False
@@ -158,7 +156,7 @@ class NodeLink:
         """End the worker and say goodbye to the server."""
         if self._worker is not None:
             self._worker.end()
-        with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
+        with contextlib.suppress(CallError):
             if self._fleet.node:
                 self._fleet.deactivate()
                 if self._own_key:
@@ -170,7 +168,7 @@ class NodeLink:
         while not self._stop.wait(SIGN_OF_LIFE_SECONDS / 2):
             if self.is_waiting:
                 continue  # The server holds our call, and knows by it that we are there.
-            with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
+            with contextlib.suppress(CallError):
                 self._fleet.send_heartbeat(SIGN_OF_LIFE_SECONDS)
 
     def _serve(self) -> None:
@@ -188,7 +186,7 @@ class NodeLink:
             pause = _SHORTEST_PAUSE
             try:
                 self._answer(*found[0])
-            except (httpx.HTTPError, ValueError, RuntimeError, PartsLost, PartsNotTaken) as error:
+            except (CallError, ValueError, RuntimeError, PartsLost, PartsNotTaken) as error:
                 # The run was stopped, the server has no room, or the answer is too late: there will be another message.
                 _log.error(f"a message was not answered: {type(error).__name__}: {error}"[:300])
 
@@ -210,11 +208,11 @@ class NodeLink:
         begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
         seconds = min(message.metadata.ttl, _MOST_PULL_SECONDS)  # Flower's own bound is two hours.
         try:
-            parts = fetch(name, tree, self._fleet.part_puller(run), LARGEST_MESSAGE, seconds, at_once=2)
+            parts = fetch(name, tree, self._fleet.part_puller(run), LARGEST_MESSAGE, seconds, most=2)
         except Refused as refusal:
             _log.error(f"node {self._number}: a message was refused: {refusal}")
             self._fleet.confirm(run, name)
-            answer = error_parts(message, RAISED, f"refused: {refusal}")
+            answer = error_parts(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"refused: {refusal}")
         else:
             self._fleet.confirm(run, name)
             frame = write_frame({"message": name, "run": run, "node": self._fleet.node}, parts)
@@ -235,8 +233,9 @@ class NodeLink:
             if self._worker is not None:
                 self._worker.end()
                 self._worker = None
-            code = DIED if isinstance(fault, WorkerDied) else RAISED
-            return error_parts(message, code, "" if code == DIED else f"{type(fault).__name__}: {fault}")
+            if isinstance(fault, WorkerDied):
+                return error_parts(message, ErrorCode.CLIENT_APP_CRASHED, "")
+            return error_parts(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(fault).__name__}: {fault}")
         return MessageParts(parts.pop("head"), parts.pop("tree"), parts)
 
     def _call(self, call: Callable[[], ResultT]) -> ResultT | None:
@@ -245,23 +244,21 @@ class NodeLink:
         while not self._stop.is_set():
             try:
                 result = call()
-            except httpx.HTTPStatusError as error:
+            except CallRefused as refusal:
                 # Other refusals concern one call only, such as one of a run that has ended.
-                if error.response.status_code == _UNAUTHORIZED:
-                    raise _Unknown(f"the server refuses this node: {_words(error.response)}") from None
-                if error.response.status_code < 500:
+                if refusal.status == _UNAUTHORIZED:
+                    raise _Unknown(f"the server refuses this node: {refusal}") from None
+                if refusal.status < 500:
                     raise
                 self._unheard = time.monotonic()  # Its SuperLink may have taken the call, and told the proxy too late.
-                self._warn(f"the server answers {error.response.status_code}")
-            except httpx.TransportError as error:
+                self._warn(f"the server answers {refusal.status}")
+            except CallError as error:
                 # What else goes wrong with TLS (no time for a handshake, an end in the middle of one) is a server that
                 # is busy or starts anew.
                 if any(word in str(error).lower() for word in _ANOTHER_SERVER):
                     raise UserError(f"ca: the server is not the one that it should be: {error}") from None
                 self._unheard = time.monotonic()
                 self._warn(f"the server is not reached: {error}")
-            except ValueError as error:
-                self._warn(f"the server's answer cannot be read: {error}")
             else:
                 self._warned = False
                 return result
@@ -273,10 +270,6 @@ class NodeLink:
         if not self._warned and not self._stop.is_set():
             self._warned = True
             _log.error(f"node {self._number}: {line}; trying again")
-
-
-def _words(response: httpx.Response) -> str:
-    return " ".join(without_controls(response.text, " ").split())[:200] or f"status {response.status_code}"
 
 
 _LEAVING_SECONDS = 4.0

@@ -23,8 +23,8 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from steelyard.base.errors import UserError
 from steelyard.base.logs import show
-from steelyard.clients.flower.adapter.messages import RAISED, enter_run, take_apart
-from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened
+from steelyard.clients.flower.internals import ErrorCode, enter_run
+from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened, take_apart
 from steelyard.clients.node import NodeConfig
 from steelyard.federate.client_app import NodeFault, app, node_clients
 from steelyard.federate.workers import WorkersSpec, end_with_parent, read_frame, write_frame
@@ -35,9 +35,9 @@ def answer(message: Message, context: Context) -> Message:
     try:
         return app(message, context)
     except NodeFault as fault:
-        return Message(Error(RAISED, str(fault)), reply_to=message)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(fault)), reply_to=message)
     except Exception as error:
-        return Message(Error(RAISED, type(error).__name__), reply_to=message)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=message)
 
 
 def work(link: Connection, config: Mapping[str, Any]) -> None:

@@ -9,29 +9,24 @@ nodes that wait for a message are held here; the SuperLink is asked once for all
 from __future__ import annotations
 
 import asyncio
-import binascii
 import contextlib
 import json
-import ssl
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from typing import Any
 
 from steelyard.base import files
 from steelyard.base.errors import printable, without_controls
 from steelyard.base.logs import logger
+from steelyard.clients.flower.calls import FLOWER_HEADER, PROTOBUF, Answer, NotReached, Posts
 from steelyard.clients.flower.news import (
     CLOCK_HEADER,
-    KEY_HEADER,
     LOOK_SECONDS,
     NEWS,
     VERSION_HEADER,
@@ -40,12 +35,12 @@ from steelyard.clients.flower.news import (
     seconds_to_hold,
 )
 from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
-from steelyard.clients.flower.register import Entry, RegisterFile, bare
+from steelyard.clients.flower.register import Entry, RegisterFile
+from steelyard.clients.flower.signatures import KEY_HEADER, Callers
 from steelyard.federate.queue import ServerFolder
 
 _log = logger(__name__)
 
-_FLOWER_VERSION = "flwr-package-version"
 _LONGEST_VERSION = 40
 _MOST_KINDS = 200
 """Refusals that are counted apart; whatever comes beyond them is counted together."""
@@ -77,7 +72,7 @@ class Contacts:
 
     def heard(self, entry: Entry, headers: Mapping[str, str]) -> None:
         """Note a call that was signed with a registered key."""
-        said = (printable(headers.get(header, ""))[:_LONGEST_VERSION] for header in (VERSION_HEADER, _FLOWER_VERSION))
+        said = (printable(headers.get(header, ""))[:_LONGEST_VERSION] for header in (VERSION_HEADER, FLOWER_HEADER))
         ahead = _seconds(headers.get(CLOCK_HEADER, ""))
         self._known[entry.key] = Contact(datetime.now(UTC).isoformat(timespec="seconds"), ahead, *said)
         if ahead and entry.key not in self._drifted:
@@ -145,91 +140,8 @@ class RefusalLog:
             _log.error(f"refused {calls} further calls of {len(rest)} kinds in a minute")
 
 
-_SECONDS = 60.0
-_KEPT_SECONDS = 30.0
-"""How long an unused connection is kept; the SuperLink itself keeps it longer, so that none ends under a call."""
-_MOST_KEPT = 100
-_JOINED = 64 << 10
-"""Bytes up to which head and body are sent together; a larger body is not copied."""
-
-_BYTES = "application/octet-stream"
-
-
-class Answer(NamedTuple):
-    """What goes back to a caller."""
-
-    status: int
-    content: bytes
-    media: str = "application/protobuf"
-
-
-class _Line(NamedTuple):
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    used: float
-
-
-class SuperLinkCalls:
-    """Calls to a SuperLink at host:port, known by the certificate `authority`; use it within one event loop."""
-
-    def __init__(self, address: str, authority: Path) -> None:
-        self._address = address
-        self._trusted = ssl.create_default_context(cafile=str(authority))
-        self._kept: list[_Line] = []
-
-    async def post(self, path: str, content: bytes, headers: Mapping[str, str]) -> Answer:
-        """Return the SuperLink's answer to a call; raises `OSError` where there is none."""
-        async with asyncio.timeout(_SECONDS):
-            line = await self._line()
-            try:
-                lines = [f"POST {path} HTTP/1.1", f"host: {self._address}", f"content-length: {len(content)}"]
-                lines += [f"{name}: {value}" for name, value in headers.items()]
-                head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-                if len(content) <= _JOINED:
-                    line.writer.write(head + content)
-                else:
-                    line.writer.write(head)
-                    line.writer.write(content)
-                await line.writer.drain()
-                answer = await _read_answer(line.reader)
-            except (EOFError, ValueError, asyncio.LimitOverrunError) as error:
-                line.writer.transport.abort()
-                raise ConnectionError(f"no answer of a SuperLink: {error}") from error
-            except BaseException:  # Whoever comes next on this connection would read our answer.
-                line.writer.transport.abort()
-                raise
-            if len(self._kept) < _MOST_KEPT:
-                self._kept.append(line._replace(used=time.monotonic()))
-            else:
-                line.writer.close()
-            return answer
-
-    def close(self) -> None:
-        """End all connections."""
-        while self._kept:
-            self._kept.pop().writer.close()
-
-    async def _line(self) -> _Line:
-        """Return a connection: the one that was used last, so that those which are not needed grow old."""
-        while self._kept and (self._kept[0].reader.at_eof() or time.monotonic() - self._kept[0].used > _KEPT_SECONDS):
-            self._kept.pop(0).writer.close()
-        while self._kept:
-            line = self._kept.pop()
-            if not line.reader.at_eof():
-                return line
-            line.writer.close()
-        host, _, port = self._address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=self._trusted)
-        return _Line(reader, writer, time.monotonic())
-
-
-async def _read_answer(reader: asyncio.StreamReader) -> Answer:
-    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
-    if "content-length" not in fields:
-        raise ValueError("an answer that does not say how long it is")
-    content = await reader.readexactly(int(fields["content-length"]))
-    return Answer(int(first.split(" ")[1]), content, fields.get("content-type", _BYTES))
+_AT_ONCE = 32
+"""Calls that are passed on at the same time; more of them wait."""
 
 
 ALLOWED = frozenset(
@@ -252,13 +164,12 @@ PARTS = frozenset({"/v1/fleet/pull-object", "/v1/fleet/push-object"})
 """The calls that carry a part of a message; all others are small."""
 LARGEST = LARGEST_PART + (64 << 10)
 _LARGEST_OTHER = LARGEST_TREE + (64 << 10)
+_LARGEST_NEWS = 8 << 20
+"""Most bytes of an answer without a part: the news of all nodes, whose keys have three hundred each."""
 _PARTS_AT_ONCE = 4
 """Parts of one key that are passed on at the same time, to bound what lies in memory; more of them wait."""
-_HEADERS = (KEY_HEADER, "flwr-timestamp", "flwr-signature")
 _TOLERANCE = 310.0
 """Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
-_LONGEST_KEY, _MOST_READ = 1000, 5000
-"""Characters of a key that is kept once it is read (one of P-384 has 288), and how many are kept."""
 _CALL_SECONDS = 300.0
 """Longest that one call may take, its body and its answer included."""
 
@@ -284,8 +195,10 @@ class NodeProxy:
     """
 
     def __init__(self, upstream: str, authority: Path, home: ServerFolder) -> None:
-        self._superlink, self._home = SuperLinkCalls(upstream, authority), home
-        self._keys = RegisteredKeys(home.register)
+        self._superlink, self._home = Posts(upstream, authority.read_bytes(), _AT_ONCE), home
+        self._threads = ThreadPoolExecutor(_AT_ONCE)
+        self._register = RegisterFile(home.register)
+        self._callers = Callers(lambda key: key in self._register.now().entries)
         self._polls = HeldPolls()
         self._contacts, self._refusals = Contacts(), RefusalLog()
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -309,10 +222,11 @@ class NodeProxy:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
-            self._listener = asyncio.create_task(self._polls.listen(self._superlink.post))
+            self._listener = asyncio.create_task(self._polls.listen(self._post))
             await send({"type": "lifespan.startup.complete"})
         self._listener.cancel()
         self._superlink.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -322,7 +236,7 @@ class NodeProxy:
         try:
             if path not in ALLOWED or scope["method"] != "POST":
                 raise Refusal(403, f"{scope['method']} {path[:80]}")
-            caller = self._keys.caller(headers)
+            caller = self._caller(headers)
             self._contacts.heard(caller, headers)
             async with self._turn_of(path, caller):
                 body = await self._body(headers, receive, LARGEST if path in PARTS else _LARGEST_OTHER)
@@ -335,10 +249,20 @@ class NodeProxy:
                     answer = await self._polls.hold(headers[KEY_HEADER], caller, seconds, receive, ask)
                 else:
                     answer = await ask()
-                await _answer(send, answer.status, answer.content, answer.media)
+                await _answer(send, answer.status, answer.content, answer.headers.get("content-type", PROTOBUF))
         except Refusal as refusal:
             self._refusals.note(str((scope.get("client") or ("unknown", 0))[0]), without_controls(refusal.what))
             await _answer(send, refusal.status, f"refused: {refusal.what}")
+
+    def _caller(self, headers: dict[str, str]) -> Entry:
+        """Return the registered node that a call is from; raises `Refusal` where no signature shows it."""
+        try:
+            line, age = self._callers.of(headers)
+        except ValueError as error:
+            raise Refusal(401, str(error)) from None
+        if abs(age) > _TOLERANCE:
+            raise Refusal(401, "a signature of another time; is a clock wrong?")
+        return self._register.now().entries[line]
 
     def _turn_of(self, path: str, caller: Entry) -> contextlib.AbstractAsyncContextManager[Any]:
         """Return what a call waits for before its body is read: a key that sends much waits for itself alone."""
@@ -351,9 +275,13 @@ class NodeProxy:
         passed = ("accept", "content-type")
         kept = {name: value for name, value in headers.items() if name.startswith("flwr-") or name in passed}
         try:
-            return await self._superlink.post(path, body, kept)
-        except OSError:
-            return Answer(503, b"the server is not ready; try again", _TEXT)
+            return await self._post(path, body, kept)
+        except NotReached:
+            return Answer(503, b"the server is not ready; try again", {"content-type": _TEXT})
+
+    async def _post(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        post = partial(self._superlink.post, path, body, headers, LARGEST if path in PARTS else _LARGEST_NEWS)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, post)
 
     async def _body(self, headers: dict[str, str], receive: Receive, largest: int) -> bytes:
         declared = headers.get("content-length", "0")
@@ -396,7 +324,7 @@ class HeldPolls:
                 if answer.status != _DONE:
                     raise ValueError(answer.status)
                 found = json.loads(answer.content)
-            except (OSError, ValueError):
+            except (NotReached, ValueError):
                 # Nobody is held by what we may have missed: every call is passed on until we hear again.
                 self._hears = False
                 self._nothing.clear()
@@ -429,44 +357,6 @@ class HeldPolls:
         finally:
             self.held.pop(name, None)
             gone.cancel()
-
-
-class RegisteredKeys:
-    """The keys of a register file; use `caller` on every call."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = RegisterFile(file)
-        self._read: dict[str, tuple[object, str]] = {}
-        """Keys that were registered when they called, by their header: a node's is read once."""
-
-    def caller(self, headers: dict[str, str]) -> Entry:
-        """Return the registered node that a call is from; raises `Refusal` where no signature shows it."""
-        if any(name not in headers for name in _HEADERS):
-            raise Refusal(401, "a call without a signature")
-        written, stamp, signature = (headers[name] for name in _HEADERS)
-        try:
-            key, line = self._read.get(written) or _key(written)
-            entry = self._file.now().entries.get(line)
-            if not isinstance(key, ec.EllipticCurvePublicKey) or entry is None:
-                raise Refusal(401, "a key that is not registered")
-            age = (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
-            key.verify(b64decode(signature, validate=True), stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
-        except (ValueError, TypeError, UnicodeError, binascii.Error, UnsupportedAlgorithm, InvalidSignature):
-            raise Refusal(401, "a signature that does not hold") from None
-        if abs(age) > _TOLERANCE:
-            raise Refusal(401, "a signature of another time; is a clock wrong?")
-        if len(written) <= _LONGEST_KEY:  # One key can be written in many ways.
-            if len(self._read) >= _MOST_READ:
-                self._read.clear()
-            self._read[written] = key, line
-        return entry
-
-
-def _key(written: str) -> tuple[object, str]:
-    """Return the key that a call names, and the one line that stands for it in the register."""
-    key = serialization.load_pem_public_key(b64decode(written, validate=True))
-    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-    return key, bare(line)
 
 
 async def _answer(send: Send, status: int, content: str | bytes, media: str = _TEXT) -> None:

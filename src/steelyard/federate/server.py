@@ -29,13 +29,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import httpx
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from steelyard.base.errors import UserError, ends_as_interrupted
 from steelyard.base.logs import logger, show
-from steelyard.clients.flower.adapter.superlink import SuperLinkControl, run_superlink
+from steelyard.clients.flower.calls import CallError, CallRefused, SuperLinkControl
 from steelyard.clients.flower.register import REGISTER, Entry, RegisterFile
 from steelyard.federate.app_folder import CONNECTION, connection_file, number_of_run
 from steelyard.federate.certificates import check_certificates, days_left, make_key
@@ -227,7 +226,7 @@ class RunQueue:
     def _stop_quietly(self, number: int) -> None:
         try:
             self._control.stop(number)
-        except httpx.HTTPError:
+        except CallError:
             return  # Flower notices by itself that the app is gone, only later.
 
     def _end(self, run: ServerRun, line: str) -> None:
@@ -316,13 +315,12 @@ class Registrar:
     def _register(self, entry: Entry) -> bool:
         try:
             self._control.register(entry.key, entry.name)
-        except httpx.HTTPStatusError as error:
+        except CallRefused as refusal:
             # Registered before, in the database of an earlier start: all is well.
-            if error.response.status_code == _CONFLICT or "already" in error.response.text.lower():
-                return True
-            _log.error(f"the key of {entry.name} is not registered: {error.response.text[:200]}")
+            if refusal.status != _CONFLICT and "already" not in str(refusal).lower():
+                _log.error(f"the key of {entry.name} is not registered: {refusal}")
             return True
-        except httpx.HTTPError:
+        except CallError:
             return False
         return True
 
@@ -424,6 +422,9 @@ def superlink(
 
 def main() -> None:
     """Run Flower's SuperLink until a signal ends it."""
+    # For speed of start: whoever only speaks to a SuperLink need not load all of it.
+    from steelyard.clients.flower.superlink import run_superlink
+
     show()
     listener, folder = socket.socket(fileno=int(sys.argv.pop(1))), sys.argv.pop(1)
     parts = Path(folder) if folder else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -43,9 +43,7 @@ from steelyard.models.folder import (
     weights_alone,
 )
 from steelyard.models.personal import Own, of_client, of_newcomer
-from steelyard.models.recommender import TABLE, Recommender, of_run
 from steelyard.proof.signing import model_digest
-from steelyard.report.recommender import open_run
 from steelyard.report.record import record
 from steelyard.report.verification import CHANGED, Record, verify
 from steelyard.runs.checkpoint import kept_checkpoints
@@ -53,6 +51,9 @@ from steelyard.runs.database import reading
 from steelyard.runs.history import History
 from steelyard.runs.signatures import Findings
 from steelyard.weighing.order import chooses
+
+if TYPE_CHECKING:
+    from steelyard.models.recommender import Recommender
 
 MOST_TESTS = 100
 """Sites whose tests a model's folder names."""
@@ -270,6 +271,10 @@ class _Taken:
 
     def recommender(self, client: str | None) -> Recommender:
         """Return the recommender as of the last round; `client`: with the own part of that user."""
+        # They need the extra `recommend`, and models of networks do not.
+        from steelyard.models.recommender import of_run
+        from steelyard.report.recommender import open_run
+
         kept, finished = self.kept("last"), open_run(self.history.folder, self.found["rule"], self.seed)
         tests = self._sites(kept, lambda name: client in (None, name))
         if client is None and tests:
@@ -352,6 +357,8 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     experiment = read_experiment(run)
     what = "as the run made it"
     if isinstance(experiment, RecommendDescription):
+        from steelyard.models.recommender import TABLE, Recommender  # It needs the extra `recommend`.
+
         saved, what = Recommender.load(folder), "its table as the run made it"
         origin, digest = saved.document.origin, model_digest(saved.tensors[TABLE].reshape(-1))
     else:

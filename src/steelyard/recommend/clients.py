@@ -20,7 +20,6 @@ from steelyard.clients.protocol import Clients, Server
 from steelyard.data.files import digest
 from steelyard.messages.payloads import Payload, ServerTest
 from steelyard.messages.updates import Evaluations, Failure, Question, Task, Updates
-from steelyard.recommend import compiled
 from steelyard.recommend.evaluate import Judge, Sampled
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.histories import Floats32, Histories, MaskKind, Triples, Users, round_keys, user_keys
@@ -31,6 +30,13 @@ from steelyard.weighing.criterion import Criterion, LocalData
 
 ID_BYTES = 4
 NUMBER_BYTES = 4
+
+
+def _loops() -> Any:
+    """Return the loops that numba compiles, which come with the extra `recommend`: without it nodes still learn."""
+    from steelyard.recommend import compiled
+
+    return compiled
 
 
 def row_bytes(factors: int) -> int:
@@ -253,12 +259,12 @@ class RecommendClients(Clients):
         """Do one round of the whole cohort; return payload, losses and the number of rows each user sends."""
         turns = self._drawn(task.seed, task.round, cohort, histories)
         triples, sent = turns.triples, turns.sent
-        done = compiled.local_pass(table, vectors[cohort], triples, self.learning, self.threads)
+        done = _loops().local_pass(table, vectors[cohort], triples, self.learning, self.threads)
         # A pass that ran away is refused by the server; the device goes back to the vector it had.
         good = np.isfinite(done.vectors).all(axis=1)
         vectors[cohort[good]] = done.vectors[good]
         payload = PairRows(triples, sent, done.gradients, table, self.learning)
-        return payload, done.losses.mean(axis=1, dtype=np.float64), compiled.distinct_rows(triples, sent)
+        return payload, done.losses.mean(axis=1, dtype=np.float64), _loops().distinct_rows(triples, sent)
 
     def _in_sequence(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
@@ -271,7 +277,7 @@ class RecommendClients(Clients):
 
         def drawn(begin: int) -> tuple[Turns, Codes]:
             turns = self._drawn(task.seed, rounds[begin : begin + step], users[begin : begin + step], histories)
-            return turns, compiled.distinct_rows(turns.triples, turns.sent)
+            return turns, _loops().distinct_rows(turns.triples, turns.sent)
 
         # Draws do not depend on the model: the next ones are made while these are visited.
         for turns, items in ahead(drawn, range(0, len(users), step), self.threads):
@@ -290,7 +296,7 @@ class RecommendClients(Clients):
         `items` is how many distinct items each user sends: her rows, where a row is an item's.
         """
         given = (turns.users, turns.triples, turns.sent, self.learning)
-        return compiled.sequential_rounds(table, vectors, *given), items
+        return _loops().sequential_rounds(table, vectors, *given), items
 
     def _turns(self, task: Task, cohort: Codes) -> tuple[Codes, Codes]:
         """Return the user of each one-user round, and the round's number, counted through the whole run."""
@@ -302,12 +308,12 @@ class RecommendClients(Clients):
     def _drawn(self, seed: int, round: int | Codes, users: Codes, histories: Histories) -> Turns:
         """Return the triples that users visit in a round, or in one round each."""
         keys, masks = (self._user_keys(seed, purpose)[users] for purpose in ("triples", "mask"))
-        triples = compiled.draw_triples(histories, users, round_keys(keys, round), self.local_round.triples)
+        triples = _loops().draw_triples(histories, users, round_keys(keys, round), self.local_round.triples)
         masks = masks if self.local_round.mask == "persistent" else round_keys(masks, round)
         drawn = triples.positives
         if self.local_round.mask == "triple":
             drawn = np.tile(np.arange(drawn.shape[1], dtype=drawn.dtype), (len(drawn), 1))
-        return Turns(seed, users, triples, compiled.sent_positives(masks, self.users.shares[users], drawn))
+        return Turns(seed, users, triples, _loops().sent_positives(masks, self.users.shares[users], drawn))
 
     def _user_keys(self, seed: int, purpose: str) -> np.ndarray:
         if (seed, purpose) not in self._keys:

@@ -13,8 +13,8 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from steelyard.clients.flower import tasks, wire
-from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.flower.internals import enter_run
 from steelyard.clients.flower.register import FederateSettings
 from steelyard.clients.flower.wire import EVALUATE, INTRODUCE, TRAIN, IntroductionForm, Refused, pack
 from steelyard.messages.payloads import DenseModels

@@ -30,9 +30,10 @@ from tests.clients.flower.flower_fakes import (
 from tests.kit import named
 
 from steelyard.clients.flower import mailbox, tasks, wire
-from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
+from steelyard.clients.flower.internals import RunNotRunning
 from steelyard.clients.flower.mailbox import Gone, Request, RequestSender, SuperLinkFault
+from steelyard.clients.flower.parts import PartsNotTaken
 from steelyard.clients.flower.register import REGISTER
 from steelyard.clients.flower.wire import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.messages.payloads import DenseModels
@@ -228,7 +229,7 @@ class TestSuperLink:
             if len(arrived) == 2:
                 done.set()
 
-        source = SimpleNamespace(of=lambda grid, most: SimpleNamespace(look=look))
+        source = SimpleNamespace(of=lambda grid: SimpleNamespace(look=look))
         monkeypatch.setattr(mailbox, "AnswerSource", source)
         asked = {name: mailbox.PendingRequest(name, 10) for name in "ab"}
         unhurried: Any = SimpleNamespace(wait=lambda seconds: done.is_set(), is_set=done.is_set)
@@ -238,10 +239,10 @@ class TestSuperLink:
 
     def test_a_full_disk_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def not_taken() -> None:
-            raise PartsNotTaken("part", 1, "session")
+            raise PartsNotTaken("part 1")
 
         monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
-        with pytest.raises(SuperLinkFault, match="any more: ObjectPushError: "):
+        with pytest.raises(SuperLinkFault, match="any more: PartsNotTaken: part 1"):
             introduce(Sending(not_taken), 1.0)
         silent = Sending(lambda: None)
         assert introduce(silent, 0.2) == ["no answer within 0.2 s"]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,9 +22,8 @@ from tests.clients.flower.flower_fakes import FakeGrid, assert_taken_back  # giv
 
 from steelyard.clients.flower import mailbox
 from steelyard.clients.flower import wire as packing
-from steelyard.clients.flower.adapter.messages import PartsTree, take_apart
-from steelyard.clients.flower.adapter.superlink import FoundAnswer
-from steelyard.clients.flower.parts import fetch, opened
+from steelyard.clients.flower.calls import FoundAnswer
+from steelyard.clients.flower.parts import PartsTree, fetch, opened, take_apart
 from steelyard.clients.flower.roster import introduction as read_introduction
 from steelyard.clients.flower.wire import AskForm, IntroductionForm, Refused, content, split
 
@@ -35,7 +35,7 @@ def sent(body: RecordDict | Error) -> tuple[str, PartsTree, dict[str, bytes]]:
     if message is None:
         message = Message(body, reply_to=Message(RecordDict(), 5, "train.task"))
     apart = take_apart(message)
-    return message.metadata.message_id, PartsTree.FromString(apart.tree), apart.parts
+    return message.metadata.message_id, ObjectTree.FromString(apart.tree), apart.parts
 
 
 def received(body: RecordDict | Error, largest: int = LARGEST) -> Message:
@@ -73,7 +73,7 @@ def test_one_piece_named_many_times_is_refused_before_it_is_put_together(monkeyp
         opened(name, parts, LARGEST)
     heard, found = queue.SimpleQueue[object](), [FoundAnswer(name, "asked", tree)]
     source: Any = SimpleNamespace(look=lambda names: found, part_puller=lambda: parts.__getitem__, confirm=str)
-    monkeypatch.setattr(mailbox, "AnswerSource", SimpleNamespace(of=lambda grid, most: source))
+    monkeypatch.setattr(mailbox, "AnswerSource", SimpleNamespace(of=lambda grid: source))
     asked, grid = {"asked": mailbox.PendingRequest("asked", LARGEST)}, FakeGrid({})
     mailbox.AnswerPoller(grid, asked, time.monotonic() + 30, lambda name, answer: heard.put(answer)).start(stop)  # type: ignore[arg-type]
     assert "size: more than 16777216 bytes" in str(heard.get(timeout=30))
@@ -97,7 +97,7 @@ def test_no_more_is_fetched_than_an_answer_can_have():
 
 
 def test_a_tree_of_too_many_names_is_refused_before_the_first_is_fetched():
-    tree = PartsTree(object_id="m", children=[PartsTree(object_id=str(number)) for number in range(100)])
+    tree = ObjectTree(object_id="m", children=[ObjectTree(object_id=str(number)) for number in range(100)])
     with pytest.raises(Refused, match="size: 101 parts; allowed: at most 65"):
         fetch("m", tree, lambda part: pytest.fail("was fetched"), 1 << 20, 5.0)
 

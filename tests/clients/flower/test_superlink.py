@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,18 +22,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.proto.message_pb2 import Message as Pulled
-from flwr.proto.message_pb2 import PullObjectRequest
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.superlink.main import create_app
 from tests.federate.accounts import pem, signed
 
-from steelyard.clients.flower.adapter import direct_calls, fleet, link_state
-from steelyard.clients.flower.adapter.direct_calls import DirectCalls
-from steelyard.clients.flower.adapter.fleet import SignedCalls
-from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
-from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree, enter_run, take_apart
-from steelyard.clients.flower.news import LONGEST_HOLD, NEWS, WAIT_HEADER, seconds_to_hold
-from steelyard.clients.flower.parts import group_of
+from steelyard.clients.flower import calls
+from steelyard.clients.flower.calls import Answer, CallRefused, FleetConnection, NotReached, SignedCalls
+from steelyard.clients.flower.internals import enter_run, stores
+from steelyard.clients.flower.news import LONGEST_HOLD, LOOK_SECONDS, NEWS, WAIT_HEADER, seconds_to_hold
+from steelyard.clients.flower.parts import LARGEST_TREE, MessageParts, group_of, take_apart
+from steelyard.clients.flower.superlink import DirectCalls, NodeMessages, PartsInFiles
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def apart() -> MessageParts:
 
 
 def test_parts_lie_in_files_until_nobody_needs_them(apart: MessageParts, tmp_path: Path):
-    store, tree = PartsInFiles(tmp_path), PartsTree.FromString(apart.tree)
+    store, tree = PartsInFiles(tmp_path), ObjectTree.FromString(apart.tree)
     assert sorted(store.preregister(1, tree)) == sorted(apart.parts)
     assert {store.get(name) for name in apart.parts} == {b""}  # Announced, not there.
     for name, part in apart.parts.items():
@@ -65,7 +67,7 @@ def test_no_name_that_somebody_sends_removes_another_file(tmp_path: Path):
 
 
 def test_a_node_sends_no_more_than_its_message_allows(monkeypatch: pytest.MonkeyPatch, messages: list[str]):
-    base = link_state.InMemoryLinkState
+    base = stores()[0]
     question = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=7, group_id=group_of(3, 10)))
     monkeypatch.setattr(
         base, "__init__", lambda self, *_: self.__dict__.update(nodes={}, message_ins_store={"asked": question})
@@ -156,7 +158,7 @@ def test_a_call_for_a_message_is_held_until_there_is_one(superlink: SuperLink, m
         looks.append(request)
         return PullMessagesResponse(messages_list=there)
 
-    monkeypatch.setitem(direct_calls._HANDLERS, PULL, look)
+    monkeypatch.setitem(superlink.direct._handlers, PULL, (PullMessagesRequest, look))
     pull = PullMessagesRequest(node=Node(node_id=superlink.node)).SerializeToString()
 
     async def wait(client: httpx.AsyncClient) -> bytes:
@@ -172,7 +174,7 @@ def test_a_call_for_a_message_is_held_until_there_is_one(superlink: SuperLink, m
         assert superlink.state.nodes[superlink.node].online_until > time.time() + 10  # It is a sign of life.
         there.append(Pulled())
         superlink.direct.note([superlink.name])
-        return (await asyncio.wait_for(held, direct_calls.LOOK_SECONDS)).content
+        return (await asyncio.wait_for(held, LOOK_SECONDS)).content
 
     content = superlink.play(superlink.direct, wait)
     assert PullMessagesResponse.FromString(content).messages_list == there
@@ -204,54 +206,95 @@ def test_a_call_is_held_as_long_as_it_allows_and_never_for_ever(text: str, secon
     assert seconds_to_hold(text) == seconds
 
 
-def called(
-    path: str, answer: Callable[[httpx.Request], httpx.Response], stop: Any = None
-) -> tuple[SignedCalls, httpx.Response]:
-    """Make one call of a node and return what came back."""
-    calls = SignedCalls(ec.generate_private_key(ec.SECP384R1()), stop or threading.Event())
-    context: Any = SimpleNamespace(request=httpx.Request("POST", f"https://x/v1/fleet/{path}", content=b"1"))
-    return calls, calls.intercept(context, lambda found: answer(found.request))
+def called(path: str, answer: Callable[[dict[str, str]], Answer], stop: Any = None) -> tuple[SignedCalls, Answer]:
+    """Make one call of a node, whose headers `answer` gets, and return what came back."""
+    made = SignedCalls("x:1", None, ec.generate_private_key(ec.SECP384R1()), stop or threading.Event())
+    made.posts.post = lambda path, content, headers, largest: answer(dict(headers))  # type: ignore[method-assign]
+    return made, made._send(f"/v1/fleet/{path}", b"1", 100)
 
 
 @pytest.mark.parametrize("path", ["pull-object", "push-object", "confirm-message-received"])
-@pytest.mark.parametrize("fault", [503, httpx.ConnectError("no route")])
+@pytest.mark.parametrize("fault", [503, NotReached("no route")])
 def test_a_call_in_the_middle_of_a_task_is_repeated(path: str, fault: Any):
     faults, stamps = [fault, fault], list[str]()
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        stamps.append(request.headers["flwr-signature"])
-        if not faults:
-            return httpx.Response(200)
-        found = faults.pop()
+    def answer(headers: dict[str, str]) -> Answer:
+        stamps.append(headers["flwr-signature"])
+        found = faults.pop() if faults else 200
         if isinstance(found, Exception):
             raise found
-        return httpx.Response(found)
+        return Answer(found, b"")
 
     unhurried = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: None)
-    _, response = called(path, answer, unhurried)
-    assert response.status_code == 200
+    assert called(path, answer, unhurried)[1].status == 200
     assert len(set(stamps)) == 3  # Each try is signed anew.
 
 
 def test_other_calls_and_a_server_that_stays_busy_are_left_to_the_caller(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr(fleet.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(calls.time, "monotonic", lambda: now[0])
     stop = SimpleNamespace(is_set=lambda: False, wait=lambda seconds: now.__setitem__(0, now[0] + seconds))
-    assert called("pull-messages", lambda _: httpx.Response(503), stop)[1].status_code == 503
+    assert called("pull-messages", lambda _: Answer(503, b""), stop)[1].status == 503
     assert now == [0.0]
-    assert called("push-object", lambda _: httpx.Response(503), stop)[1].status_code == 503
+    assert called("push-object", lambda _: Answer(503, b""), stop)[1].status == 503
     assert 30 < now[0] < 40
 
 
 @pytest.mark.parametrize("ahead", [-6, 6, 900])
 def test_a_clock_that_is_wrong_is_noticed_and_the_servers_is_used(ahead: int, monkeypatch: pytest.MonkeyPatch):
     true = datetime(2026, 1, 2, 3, 4, 5, 500_000, tzinfo=UTC)
-    monkeypatch.setattr(fleet, "local_time", lambda: true + timedelta(seconds=ahead))
+    monkeypatch.setattr(calls, "now", lambda: true + timedelta(seconds=ahead))
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        age = (true - datetime.fromisoformat(request.headers["flwr-timestamp"])).total_seconds()
-        return httpx.Response(200 if -5 < age < 5 else 401, headers={"date": format_datetime(true, usegmt=True)})
+    def answer(headers: dict[str, str]) -> Answer:
+        age = (true - datetime.fromisoformat(headers["flwr-timestamp"])).total_seconds()
+        return Answer(200 if -5 < age < 5 else 401, b"", {"date": format_datetime(true, usegmt=True)})
 
-    calls, response = called("activate-node", answer)
-    assert response.status_code == 200
-    assert abs(calls.ahead - ahead) <= 1
+    made, response = called("activate-node", answer)
+    assert response.status == 200
+    assert abs(made.ahead - ahead) <= 1
+
+
+BAD_ANSWERS: dict[str, tuple[int, dict[str, str], bytes, str]] = {
+    "/v1/fleet/activate-node": (200, {"content-encoding": "gzip"}, b"1", "packed"),
+    "/v1/fleet/deactivate-node": (302, {"location": "http://elsewhere"}, b"", "elsewhere"),
+    "/v1/fleet/pull-messages": (200, {}, bytes(LARGEST_TREE + (64 << 10) + 1), "more than"),
+    "/v1/fleet/send-node-heartbeat": (200, {}, b"\xff", "cannot be read"),
+    "/v1/fleet/register-node": (409, {}, b"not\x1b[31m you", "not [31m you"),
+}
+
+
+def test_no_answer_is_taken_that_is_packed_larger_than_it_can_be_or_from_elsewhere():
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status, headers, content, _ = BAD_ANSWERS[self.path]
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    fleet = FleetConnection(
+        f"127.0.0.1:{server.server_port}", None, ec.generate_private_key(ec.SECP384R1()), threading.Event()
+    )
+    tried: list[Callable[[], Any]] = [
+        lambda: fleet.activate(10.0),
+        fleet.deactivate,
+        fleet.next_message,
+        lambda: fleet.send_heartbeat(10.0),
+        fleet.register,
+    ]
+    try:
+        for call, (status, _, _, words) in zip(tried, BAD_ANSWERS.values(), strict=True):
+            with pytest.raises(CallRefused if status == 409 else NotReached, match=re.escape(words)):
+                call()
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(NotReached, match="refused"):
+        fleet.deactivate()

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.base.errors import UserError
-from steelyard.clients.flower.adapter.messages import ERRORS, GONE, RAISED, PartsNotTaken, RunNotRunning
-from steelyard.clients.flower.adapter.superlink import AnswerSource, FoundAnswer
+from steelyard.clients.flower.calls import AnswerSource, FoundAnswer
+from steelyard.clients.flower.internals import ErrorCode, RunNotRunning
 from steelyard.clients.flower.parts import fetch, group_of, opened
 from steelyard.clients.flower.register import REGISTER
 from steelyard.clients.flower.wire import Refused, clean, reading_one_answer, unreadable
@@ -57,7 +56,7 @@ def reaching_superlink() -> Generator[None]:
         yield
     except RunNotRunning:
         raise RunStopped from None
-    except (httpx.HTTPError, PartsNotTaken) as error:
+    except Exception as error:
         check_disk(error)
         words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise SuperLinkFault(f"the SuperLink does not take messages any more: {words}") from error
@@ -65,7 +64,7 @@ def reaching_superlink() -> Generator[None]:
 
 def is_passing(error: BaseException) -> bool:
     """Whether an error of the SuperLink may be gone at the next try; Flower tries all others again by itself."""
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _FAULT
+    return getattr(getattr(error, "response", None), "status_code", 0) == _FAULT
 
 
 def check_disk(cause: BaseException | None = None) -> None:
@@ -91,8 +90,6 @@ _AT_ONCE, _LARGE = 4, 16 << 20
 _MOST_PULL_SECONDS = 300.0
 _MOST_FAULTS = 40
 """Looks in a row at which the SuperLink may fail, about ten seconds, before all answers are given up."""
-_LARGEST_LOOK = 64 << 20
-"""Most bytes that one look at all answers may bring; an answer's names of parts are about a thousand."""
 
 Arrived = Callable[[str, list[Message] | Exception], None]
 
@@ -116,7 +113,7 @@ class AnswerPoller:
 
     def start(self, stop: threading.Event) -> None:
         """Start looking, in threads that end with `stop`, with the deadline, or with the last answer."""
-        source = AnswerSource.of(self._grid, _LARGEST_LOOK)
+        source = AnswerSource.of(self._grid)
         if source is not None:
             _thread(self._look, stop, source)
             large = any(request.largest > _LARGE for request in self._requests.values())
@@ -358,13 +355,26 @@ def _content_of(request: Request, name: str, answer: list[Message]) -> RecordDic
     return message.content
 
 
+_ERRORS = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its ClientApp could not be loaded",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "raised an error",
+    ErrorCode.MESSAGE_UNAVAILABLE: "its answer is no longer available",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its answer is no longer available",
+    ErrorCode.NODE_UNAVAILABLE: "its node is gone",
+    ErrorCode.INVALID_FAB: "its node refused to run this app",
+    ErrorCode.CLIENT_APP_CRASHED: "its ClientApp died",
+}
+"""Flower's errors in words that say what they mean for the round."""
+_WITH_REASON = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+
+
 def _error_words(error: Any) -> str:
-    words = ERRORS.get(error.code, f"failed with code {error.code}")
-    if error.code == GONE:
+    words = _ERRORS.get(error.code, f"failed with code {error.code}")
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
         return Gone(words)
     # Flower writes <class 'ValueError'>:<'text'>; the class's name and the text are what a reader wants.
     reason = (error.reason or "").replace("<class '", "").replace("'>:<'", ": ").removesuffix("'>")
-    return clean(f"{words}: {reason}" if reason and error.code in (0, RAISED) else words)
+    return clean(f"{words}: {reason}" if reason and error.code in _WITH_REASON else words)
 
 
 _RESTING = "its node was silent and has not answered since"

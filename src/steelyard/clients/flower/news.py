@@ -8,8 +8,6 @@ from contextlib import suppress
 
 ANYBODY = ""
 """The name under which one waits for news of whomever."""
-KEY_HEADER = "flwr-public-key"
-"""The header with a node's key, as it signs its calls: by this text nodes are known in the news."""
 NEWS = "/steelyard/news"
 """The proxy's call to its SuperLink: for which nodes have messages come? It names those whose calls it holds."""
 WAIT_HEADER = "steelyard-wait"

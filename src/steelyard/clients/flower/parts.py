@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from steelyard.clients.flower.adapter.messages import TEXT_TAG, PartsTree, name_message, part_names, pull_parts
+from steelyard.clients.flower.internals import (
+    enter_run,
+    get_all_nested_objects,
+    get_object_tree,
+    message_to_proto,
+    no_object_id_recompute,
+)
 from steelyard.clients.flower.wire import Refused
 
 LARGEST_PART = 32 << 20
@@ -30,6 +39,114 @@ _MOST_OTHERS = 64
 """Parts that a message may have beside a piece for each MiB."""
 _NAME_BYTES = 65
 _MOST_DIMENSIONS = 32
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds before a part that has not arrived yet is asked for again, the first time and at most.
+
+A message is there before its parts, so this happens in every round. Flower's own pauses are a second at first and ten
+in the end, which is longer than the work itself where models are small.
+"""
+_ITEM, _VALUE, _TEXT = 0x0A, 0x12, 0x2A
+"""First bytes of fields of a ConfigRecord: of an item, of its value, and of a text as that value."""
+
+GivenT = TypeVar("GivenT")
+FoundT = TypeVar("FoundT")
+Pull = Callable[[str], bytes | None]
+"""Fetches one part by name; None where it has not arrived yet. Raises `PartsLost` where it never will."""
+
+
+class PartsTree(Protocol):
+    """The name of a part of a message, and the parts that belong to it."""
+
+    @property
+    def object_id(self) -> str: ...
+
+    @property
+    def children(self) -> Sequence[PartsTree]: ...
+
+
+class PartsLost(Exception):
+    """Parts of a message did not arrive."""
+
+
+class PartsNotTaken(Exception):
+    """The server did not take parts of a message."""
+
+
+@dataclass(frozen=True)
+class MessageParts:
+    """A message as it is sent."""
+
+    head: bytes
+    """The message without its content."""
+    tree: bytes
+    """The names of its parts."""
+    parts: dict[str, bytes]
+
+
+def take_apart(message: Message) -> MessageParts:
+    """Return a message in parts, named after its content, which it no longer has then."""
+    made: Any = message
+    name_message(message, made.object_id)
+    with no_object_id_recompute():
+        tree = get_object_tree(made).SerializeToString()
+        parts = {name: part.deflate() for name, part in get_all_nested_objects(made).items()}
+    if message.has_content():
+        message.content = RecordDict()
+    return MessageParts(message_to_proto(message).SerializeToString(), tree, parts)
+
+
+def error_parts(asked: Message, code: int, reason: str) -> MessageParts:
+    """Return the answer to a message that could not be answered."""
+    enter_run(asked.metadata.run_id, asked.metadata.dst_node_id)
+    return take_apart(Message(Error(code, reason), reply_to=asked))
+
+
+def name_message(message: Message, name: str) -> None:
+    """Give a message its name, which Flower itself sets when it sends one."""
+    message.metadata.__dict__["_message_id"] = name
+
+
+def part_names(tree: PartsTree) -> list[str]:
+    """Return the names of all parts of a message, each once, the pieces of arrays first."""
+    found = [tree]
+    for one in found:
+        found += one.children
+    return list(dict.fromkeys(one.object_id for one in reversed(found)))
+
+
+def at_once(work: Callable[[GivenT], FoundT], given: Sequence[GivenT], most: int) -> list[FoundT]:
+    """Do the same for each, at most so many at the same time; where one fails, those after it are let go of."""
+    pool, failed = ThreadPoolExecutor(most), threading.Event()
+
+    def unless_failed(one: GivenT) -> FoundT:
+        if failed.is_set():
+            raise CancelledError
+        try:
+            return work(one)
+        except BaseException:
+            failed.set()
+            raise
+
+    try:
+        return list(pool.map(unless_failed, given))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def pull_parts(names: Sequence[str], pull: Pull, most: int, seconds: float) -> dict[str, bytes]:
+    """Fetch parts, so many at the same time; raises `PartsLost` where one has not arrived after so many seconds."""
+    deadline = time.monotonic() + seconds
+
+    def arrived(name: str) -> bytes:
+        pause = _FIRST_PAUSE
+        while time.monotonic() < deadline:
+            if (content := pull(name)) is not None:
+                return content
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise PartsLost(f"a part of a message has not arrived after {seconds:g} s")
+
+    return dict(zip(names, at_once(arrived, names, most), strict=True))
 
 
 def group_of(round: int, largest: int) -> str:
@@ -43,24 +160,22 @@ def largest_answer(group: str) -> int:
     return int(largest) if largest.isdecimal() else LARGEST_MESSAGE
 
 
-def fetch(
-    name: str, tree: PartsTree, pull: Callable[[str], bytes], largest: int, seconds: float, at_once: int = 1
-) -> dict[str, bytes]:
+def fetch(name: str, tree: PartsTree, pull: Pull, largest: int, seconds: float, most: int = 1) -> dict[str, bytes]:
     """Return the parts of a message, by name; refuses one that has, or would become, more than `largest` bytes."""
     names = part_names(tree)
     if len(names) > _most_parts(largest):
         raise Refused(f"size: {len(names)} parts; allowed: at most {_most_parts(largest)}")
     size, lock = 0, threading.Lock()
 
-    def counted(part: str) -> bytes:
+    def counted(part: str) -> bytes | None:
         nonlocal size
         content = pull(part)
         with lock:
-            size += len(content)
+            size += len(content or b"")
             _refuse_more(size, largest)
         return content
 
-    contents = pull_parts(names, counted, at_once, seconds)
+    contents = pull_parts(names, counted, most, seconds)
     _read(name, contents, largest)
     return contents
 
@@ -169,11 +284,11 @@ def _text(body: memoryview) -> str:
 
     Read by hand: a record of a million empty values is a few MB on the wire and hundreds of them as Flower's objects.
     """
-    item = _only_field(body, 0x0A)
+    item = _only_field(body, _ITEM)
     if bytes(item[:6]) != b"\x0a\x04json":
         raise Refused("form: not one JSON text")
     try:
-        return str(_only_field(_only_field(item[6:], 0x12), TEXT_TAG), "utf-8")
+        return str(_only_field(_only_field(item[6:], _VALUE), _TEXT), "utf-8")
     except UnicodeDecodeError:
         raise Refused("form: not a text") from None
 
