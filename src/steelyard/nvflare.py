@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import UserError
-from steelyard.adapters import ClientTest, Collected, Combined, Journal, Model, Reply, ServerRows, WeighedRounds
+from steelyard.adapters import ClientTest, Collected, Combined, Journal, Model, Reply, ServerRows, Site, WeighedRounds
 
 try:
+    from nvflare.apis.client_engine_spec import ClientEngineSpec
     from nvflare.apis.dxo import from_shareable
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey
@@ -93,6 +94,8 @@ class WeighedAggregator(ModelAggregator):
         self._weighing = WeighedRounds(rule, rows, self.metrics, self.plugins)
         # The model that is sent is the workflow's own: it cannot be replaced here.
         self._journal = Journal(self._weighing, folder, "NVFlare", measure, keep_models, replaces=False)
+        self._site: Site | None = None
+        """In a swarm: the site that this is."""
         self._failure: UserError | None = None
         self._lock = Lock()
         self._sent: Mapping[str, Any] | None = None
@@ -104,6 +107,8 @@ class WeighedAggregator(ModelAggregator):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Note the model that is sent to the clients, since updates are measured against it; close the folder."""
         super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.START_RUN and isinstance(fl_ctx.get_engine(), ClientEngineSpec):
+            self._become_site(fl_ctx)
         if event_type == EventType.FATAL_SYSTEM_ERROR:
             # Whichever thread it comes from; the folder is closed where it was opened.
             self._failure = UserError(str(fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
@@ -116,12 +121,22 @@ class WeighedAggregator(ModelAggregator):
             if isinstance(task, Shareable):
                 self._sent = from_shareable(task).data
 
+    def _become_site(self, fl_ctx: FLContext) -> None:
+        try:
+            folder = None if self.folder is None else Path(self.folder)
+            self._site = Site(self._weighing, folder, str(fl_ctx.get_identity_name()), self.measure)
+        except UserError as error:
+            self.system_panic(str(error), fl_ctx)
+
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Take a client's answer in; the workflow ScatterAndGather asks for it so."""
+        """Take a client's answer in; the workflows ScatterAndGather and swarm learning ask for it so."""
         self.fl_ctx = fl_ctx
         model = FLModelUtils.from_shareable(shareable, fl_ctx)
-        # The name that the server has authenticated, whatever the client wrote.
-        model.meta["client_name"] = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "?")
+        # The name that NVFlare has authenticated, whatever the client wrote. A swarm's aggregating site hands its own
+        # answer to itself, and that answer names nobody.
+        peer = fl_ctx.get_peer_context()
+        own = "?" if peer is None else peer.get_identity_name("?")
+        model.meta["client_name"] = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, own)
         return self.accept_model(model)
 
     def accept_model(self, model: FLModel) -> bool:
@@ -170,39 +185,55 @@ class WeighedAggregator(ModelAggregator):
             sent, metrics = self._sent, self._metrics
             self._sent = None
             self._forget()
-        self._write(combined, sent, metrics, as_change)
+        meta = self._write(combined, sent, metrics, as_change)
         for client, reason in combined.reasons.items():
             self.warning(f"left out {client}: {reason}")
         if combined.arrays is None:
             self.warning("no client could be weighed: the model stays as it is")
-            return FLModel(params_type=ParamsType.FULL, params=dict(sent))
+            return FLModel(params_type=ParamsType.FULL, params=dict(sent), meta=meta)
         self.info(f"weights by {self._weighing.name}: { {c: round(w, 4) for c, w in combined.weights.items()} }")
         return FLModel(
             params_type=ParamsType.DIFF if as_change else ParamsType.FULL,
             params={name: _like(sent[name], array) for name, array in combined.arrays.items()},
             metrics=combined.means(metrics) or None,
+            meta=meta,
         )
 
     def _open(self) -> None:
         """Open the folder before anything is weighed: criteria go on with what they remembered in it."""
+        if self._site is not None:
+            handed = self._learnt().get("meta") or {}
+            if fault := self._site.take_up(handed):
+                self.warning(fault)
+            return
         planned = self.fl_ctx.get_prop(AppConstants.NUM_ROUNDS) if self.fl_ctx else None
         begins = Model({str(name): _numpy(value) for name, value in (self._sent or {}).items()})
         self._journal.open(lambda: begins, planned if isinstance(planned, int) else None)
 
     def _write(
         self, combined: Combined, sent: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]], as_change: bool
-    ) -> None:
-        """Note the round, and write the one before: clients tested its model when they got it in this round."""
+    ) -> dict[str, str]:
+        """Note the round, and write the one before: clients tested its model when they got it in this round.
+
+        Returns what is to go with the new model.
+        """
         self.rounds.append(replace(combined, arrays=None))
+        found = {client: each[self.measure] for client, each in metrics.items() if self.measure in each}
+        if self._site is not None:
+            return self._site.hand_on(combined, found, self.rule)
         if self.folder is None:
-            return
+            return {}
         if self._journal.pending is not None:
-            found = {client: each[self.measure] for client, each in metrics.items() if self.measure in each}
             self._journal.pending.tests = {c: ClientTest(score) for c, score in found.items() if math.isfinite(score)}
         made = {name: _numpy(_like(sent[name], array)) for name, array in (combined.arrays or {}).items()}
         before = {str(name): _numpy(value) for name, value in sent.items()}
         whole = {name: before[name] + array for name, array in made.items()} if as_change else made
         self._journal.end_round(replace(combined, arrays=None), Model(whole or before))
+        return {}
+
+    def _learnt(self) -> Mapping[str, Any]:
+        """Return the model that the workflow has sent, with its meta; empty where it says none."""
+        return (self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) if self.fl_ctx else None) or {}
 
     def reset_stats(self) -> None:
         """Forget the answers of a round; what criteria remember from round to round stays."""
@@ -214,9 +245,8 @@ class WeighedAggregator(ModelAggregator):
 
     def _begun(self) -> Collected:
         """Return the round under way; the first answer begins it."""
-        if self._sent is None and self.fl_ctx:
-            learnt = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
-            self._sent = None if learnt is None else learnt.get("weights")
+        if self._sent is None:
+            self._sent = self._learnt().get("weights")
         if not self._sent:
             raise UserError(
                 "aggregator: has not seen the model that was sent to the clients; allowed: NVFlare's own workflows "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from tests.warm import ROOT, warm_script
 
 pytest.importorskip("nvflare")
 
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.client_engine_spec import ClientEngineSpec
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
@@ -28,6 +31,8 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 
+from steelyard.adapters.importing import import_files
+from steelyard.adapters.swarm import HANDED_ON
 from steelyard.nvflare import ServerRows, WeighedAggregator
 from steelyard.runs.glance import glance
 from steelyard.runs.history import History
@@ -204,6 +209,83 @@ def test_a_job_leaves_a_run_folder_that_says_where_it_failed_and_can_go_on(tmp_p
 
 
 CLIENTS = (("a", 1, 10), ("b", 3, 30))
+
+
+def site(name: str, rule: str, folder: Path) -> WeighedAggregator:
+    """The aggregator of a swarm's site, as its job starts."""
+    made, context = WeighedAggregator(rule, folder=str(folder)), FLContext()
+    made.panics = []  # type: ignore[attr-defined]
+    made.system_panic = lambda reason, fl_ctx: made.panics.append(reason)  # type: ignore[attr-defined,method-assign]
+    context.set_prop(ReservedKey.ENGINE, Mock(spec=ClientEngineSpec), private=True, sticky=False)
+    context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
+    made.handle_event(EventType.START_RUN, context)
+    return made
+
+
+def swarm_round(aggregator: WeighedAggregator, own: str, learnt: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Aggregate at one site as its controller does, whose own answer says nothing of who sends it."""
+    context, mine = FLContext(), FLContext()
+    context.set_prop(AppConstants.GLOBAL_MODEL, dict(learnt), private=True, sticky=True)
+    mine.set_prop(ReservedKey.IDENTITY_NAME, own, private=False, sticky=False)
+    for at, client in enumerate(SITES):
+        grown = {
+            name: value + number * (at + 1) * (-1.0 if at == 2 else 1.0) for name, value in learnt["weights"].items()
+        }
+        meta = {
+            "NUM_STEPS_CURRENT_ROUND": 10 * (at + 1),
+            MetaKey.INITIAL_METRICS: {"accuracy": 0.1 * number + 0.01 * at},
+        }
+        share = DXO(DataKind.WEIGHTS, grown, meta).to_shareable()
+        if client == own:
+            context.set_prop(ReservedKey.PEER_CTX, mine, private=True, sticky=False)
+        else:
+            share.set_peer_props({ReservedKey.IDENTITY_NAME: client})
+        assert aggregator.accept(share, context)
+    found = from_shareable(aggregator.aggregate(context))
+    return {"weights": found.data, "meta": found.get_meta_props()}
+
+
+SITES = ("site-1", "site-2", "site-3")
+
+
+@pytest.mark.parametrize("rule", ["cgsv", "AG>DS/max"])
+def test_sites_of_a_swarm_weigh_as_one_server_and_their_journals_are_one_run(rule: str, tmp_path: Path) -> None:
+    server, model = WeighedAggregator(rule), {"weights": {n: v.astype(np.float64) for n, v in SENT.items()}, "meta": {}}
+    sites = {name: site(name, rule, tmp_path / "sites") for name in SITES}
+    plain = model
+    for number, own in enumerate(("site-2", "site-1", "site-2", "site-3"), 1):
+        model, plain = swarm_round(sites[own], own, model, number), swarm_round(server, "site-1", plain, number)
+        assert sites[own].rounds[-1].weights == server.rounds[-1].weights
+        assert set(server.rounds[-1].weights) == set(SITES)
+    assert plain["meta"].keys() == model["meta"].keys() - {HANDED_ON}  # A server hands nothing on to its clients.
+    files = sorted((tmp_path / "sites").iterdir())
+    assert [file.name for file in files] == ["site-1.jsonl", "site-2.jsonl", "site-3.jsonl"]
+    assert import_files(files, tmp_path / "run") == 4
+    history = History(tmp_path / "run")
+    assert (history.last_round, history.chain.problem) == (4, "")
+    for number, combined in enumerate(server.rounds, 1):
+        table = history.clients[history.clients["round"] == number].set_index("client")
+        assert table["weight"].dropna().to_dict() == combined.weights
+    # What clients say of a model when they get it belongs to the round before; of the last one nobody said anything.
+    assert history.rounds["accuracy"].tolist()[1:4] == pytest.approx([0.2 + 0.04 / 3, 0.3 + 0.04 / 3, 0.4 + 0.04 / 3])
+    assert math.isnan(history.rounds["accuracy"].iloc[-1])
+    text = files[1].read_text()
+    files[1].write_text(text.replace('"reason": ""', '"reason": "late"', 1))
+    assert_refused(lambda: import_files(files, tmp_path / "other"), "round 2 follows another round 1")
+    files[1].write_text(text)
+    assert_refused(lambda: import_files(files[:1], tmp_path / "other"), "begins with round 2")
+    again = site("site-2", rule, tmp_path / "sites")
+    assert again.panics == [f"folder: {files[1]} holds rounds of another job; allowed: a new folder"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("handed", ["{", '{"round": -1}', '{"round": 3, "memory": [], "digest": ""}'])
+def test_what_a_site_hands_on_is_read_or_left_out(
+    handed: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = site("site-1", "cgsv", tmp_path)
+    swarm_round(made, "site-1", {"weights": SENT, "meta": {HANDED_ON: handed}}, 1)
+    assert "cannot be read" in caplog.text
+    assert set(made.rounds[0].weights) == set(SITES)
 
 
 @pytest.mark.slow

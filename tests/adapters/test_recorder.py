@@ -22,7 +22,7 @@ from tests.warm import warm_script
 
 import steelyard as package
 from steelyard.adapters import ClientTest, Recorder, Reply, WeighedRounds
-from steelyard.adapters.importing import import_file
+from steelyard.adapters.importing import import_files
 from steelyard.adapters.recorder import Journal, Model
 from steelyard.adapters.rounds import Combined
 from steelyard.messages.updates import MOST_SAMPLES
@@ -319,7 +319,7 @@ JSON = '{"round": 1, "client": "a", "DS": 1, "weight": 1}'
 )
 def test_what_is_wrong_is_named_by_line_and_column(tmp_path: Path, lines: tuple[str, ...], parts: Any) -> None:
     file = written(tmp_path, *lines)
-    assert_refused(lambda: import_file(file, tmp_path / "run"), file, *parts)
+    assert_refused(lambda: import_files([file], tmp_path / "run"), file, *parts)
     assert not (tmp_path / "run").exists()
 
 
@@ -333,10 +333,10 @@ def test_options_that_are_wrong_are_refused(tmp_path: Path, refused: Callable[..
         (tmp_path / "none.csv", None, ("none.csv: cannot be read: No such file",)),
         (tmp_path / "other.csv", None, ("other.csv", "UTF-8")),
     ):
-        assert_refused(lambda path=path, by=by: import_file(path, tmp_path / "run", by), *parts)
+        assert_refused(lambda path=path, by=by: import_files([path], tmp_path / "run", by), *parts)
     assert not (tmp_path / "run").exists()
-    assert_refused(lambda: import_file(file, Path(), "DS"), "--out")
-    import_file(file, tmp_path / "run", "DS")
+    assert_refused(lambda: import_files([file], Path(), "DS"), "--out")
+    import_files([file], tmp_path / "run", "DS")
     assert "--out" in refused("import", file, "--by", "DS", "--out", tmp_path / "run")
 
 
@@ -345,11 +345,11 @@ def test_options_that_are_wrong_are_refused(tmp_path: Path, refused: Callable[..
 def test_any_file_is_imported_or_refused_in_one_line(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("any")
     (folder / "log").write_bytes(content)
-    assert_refused(lambda: import_file(folder / "log", folder / "run", "DS"), folder / "log")
+    assert_refused(lambda: import_files([folder / "log"], folder / "run", "DS"), folder / "log")
 
 
 def imported(file: Path, by: str) -> History:
     """Import a file beside itself."""
     folder = file.with_suffix(f".{by.replace('/', '-')}")
-    assert import_file(file, folder, by) == History(folder).last_round
+    assert import_files([file], folder, by) == History(folder).last_round
     return History(folder)

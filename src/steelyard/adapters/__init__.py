@@ -2,6 +2,7 @@
 
 from steelyard.adapters.recorder import ClientTest, Journal, Model, Recorder
 from steelyard.adapters.rounds import Collected, Combined, Reply, ServerRows, WeighedRounds
+from steelyard.adapters.swarm import Site
 
 __all__ = [
     "ClientTest",
@@ -12,5 +13,6 @@ __all__ = [
     "Recorder",
     "Reply",
     "ServerRows",
+    "Site",
     "WeighedRounds",
 ]

@@ -1,4 +1,4 @@
-"""A run folder from a file: what somebody's federation wrote down by round and client, as CSV or JSON lines."""
+"""A run folder from files: what somebody's federation wrote down by round and client, as CSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard.adapters.recorder import ClientTest, Recorder
+from steelyard.adapters.swarm import BEFORE, MEASURE, RULE, TESTED, digest_of
 from steelyard.base.errors import UserError, brief, empty_folder, listed, one_line
 from steelyard.base.files import csv_rows
 from steelyard.base.logs import logger
 from steelyard.base.settings import LARGEST_REAL
-from steelyard.experiment.loading import FILE
+from steelyard.experiment.loading import FILE, SWARM
 from steelyard.messages.updates import MOST_SAMPLES
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.table import check_columns, column_criterion, number, read_words, weigh
@@ -25,6 +26,8 @@ _ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES = "round", "client", "weight", "reas
 _ACCURACY, _LOSS = "accuracy", "loss"
 _OWN = (_ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES, _ACCURACY, _LOSS)
 """Columns that are no criteria."""
+_OF_SITES = (BEFORE, RULE, MEASURE, TESTED)
+"""Further ones in the journals of a swarm's sites."""
 _SIZE = "DS"
 """The criterion that is the number of samples."""
 _LONGEST_REASON = 500
@@ -40,32 +43,41 @@ class _Round:
     samples: dict[str, float] = field(default_factory=dict[str, float])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     tests: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    before: dict[str, float] = field(default_factory=dict[str, float])
+    """Tests of the model of the round before."""
+    rows: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     def has(self, client: str) -> bool:
         return client in self.measures or client in self.reasons
 
 
-def import_file(path: Path, out: Path, by: str | None = None) -> int:
-    """Write a file's rounds as a run folder and return how many there are; nothing is written where a row is wrong.
+def import_files(paths: Sequence[Path], out: Path, by: str | None = None) -> int:
+    """Write the rounds of files as a run folder and return how many there are; nothing is written where a row is wrong.
 
     Every row is one client in one round: the columns `round` and `client`, one column for each criterion, and
     where known `weight`, `reason` (why the client was left out), `samples`, `accuracy` and `loss` (its test of the
-    new model). Without weights, the rule `by` weighs the clients.
+    new model). Without weights, the rule `by` weighs the clients. Files that the sites of a swarm wrote (`Site`) name
+    their rule, and every round the one before it, to which it is held.
     """
     folder = empty_folder(out, "--out")
-    columns, rounds = _read(path)
-    criteria = [name for name in columns if name not in _OWN]
-    if not criteria:
+    columns, rounds = _read(paths)
+    path, of_sites = _together(paths), _is_of_sites(columns)
+    criteria = _criteria(columns)
+    if not criteria and not of_sites:
         raise UserError(f"{path}: has no criteria; allowed: columns beside {listed(_OWN)}")
     if by is None and _WEIGHT not in columns:
         raise UserError(f"--by: missing, and {path} has no column {_WEIGHT}; allowed: a rule, such as '{criteria[0]}'")
-    if by is not None and _WEIGHT in columns:
+    if of_sites:
+        _check_sites(path, rounds)
+        by = _of_all(path, rounds, RULE)
+    elif by is not None and _WEIGHT in columns:
         _log.warning(f"--by: {path} has weights, which are kept; '{by}' is taken as the rule that they come from")
     settings = WeighingSettings(criteria=tuple(criteria), name="as imported")
     if by is not None:
         settings = _weigh(by, criteria, rounds, given=_WEIGHT in columns)
     rule = Rule(settings, [column_criterion(name) for name in settings.criteria])
-    recorder = Recorder(folder, rule, framework=FILE, rounds=len(rounds))
+    framework, measure = (SWARM, _of_all(path, rounds, MEASURE)) if of_sites else (FILE, _ACCURACY)
+    recorder = Recorder(folder, rule, framework=framework, rounds=len(rounds), measure=measure)
     for one in rounds:
         recorder.write(
             one.weights,
@@ -97,13 +109,47 @@ def _weigh(word: str, columns: Sequence[str], rounds: Sequence[_Round], *, given
     return settings
 
 
-def _read(path: Path) -> tuple[list[str], list[_Round]]:
-    """Return the columns of a file, and its rounds in order."""
+def _criteria(columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if name not in (*_OWN, *(_OF_SITES if _is_of_sites(columns) else ()))]
+
+
+def _is_of_sites(columns: Sequence[str]) -> bool:
+    return set(_OF_SITES) <= set(columns)
+
+
+def _together(paths: Sequence[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _of_all(path: str, rounds: Sequence[_Round], column: str) -> str:
+    """Return what a column of sites' journals has in every row."""
+    found = sorted({str(row.get(column)) for one in rounds for row in one.rows})
+    if len(found) > 1:
+        raise UserError(f"{path}: has several in column {column}: {listed(found)}; allowed: the journals of one job")
+    return found[0]
+
+
+def _check_sites(path: str, rounds: Sequence[_Round]) -> None:
+    """Refuse rounds that do not follow one another: each names the digest of the one before it."""
+    digest = ""
+    for at, one in enumerate(rounds, 1):
+        if any(row[BEFORE] != digest for row in one.rows):
+            raise UserError(
+                f"{path}: round {at} follows another round {at - 1} than the one that is here; allowed: the "
+                "journals of one job, as its sites wrote them"
+            )
+        digest = digest_of(one.rows)
+
+
+def _read(paths: Sequence[Path]) -> tuple[list[str], list[_Round]]:
+    """Return the columns of files, which must be the same in all, and their rounds in order."""
     rounds: dict[int, _Round] = {}
     columns: list[str] = []
-    for line, row in _rows(path):
-        columns = columns or list(row)
-        _take(f"{path}, line {line}", row, columns, rounds)
+    for file in paths:
+        for line, row in _rows(file):
+            columns = columns or list(row)
+            _take(f"{file}, line {line}", row, columns, rounds)
+    path = _together(paths)
     if not rounds:
         raise UserError(f"{path}: holds no rounds; allowed: a row for each client of each round")
     first, last = min(rounds), max(rounds)
@@ -116,7 +162,11 @@ def _read(path: Path) -> tuple[list[str], list[_Round]]:
         total = sum(one.weights.values())
         if one.weights and total <= 0:
             raise UserError(f"{path}: the weights of round {number_} are all 0; allowed: at least one above 0")
-        one.weights = {client: weight / total for client, weight in one.weights.items()}
+        if not one.rows:  # What a site of ours wrote are weights as the rule gives them.
+            one.weights = {client: weight / total for client, weight in one.weights.items()}
+        for client, score in one.before.items():
+            if number_ - 1 in rounds:
+                rounds[number_ - 1].tests[client] = (score, math.nan)
     return columns, [rounds[n] for n in sorted(rounds)]
 
 
@@ -142,8 +192,7 @@ def _take(where: str, row: Mapping[str, Any], columns: Sequence[str], rounds: di
     else:
         one.measures[client] = {
             name: number(f"{where}, {name}", row[name], MOST_SAMPLES if name == _SIZE else LARGEST_REAL)
-            for name in columns
-            if name not in _OWN
+            for name in _criteria(columns)
         }
         if _WEIGHT in columns:
             one.weights[client] = number(f"{where}, {_WEIGHT}", row[_WEIGHT])
@@ -152,6 +201,10 @@ def _take(where: str, row: Mapping[str, Any], columns: Sequence[str], rounds: di
     score, loss = (_real(f"{where}, {name}", row.get(name)) for name in (_ACCURACY, _LOSS))
     if score is not None:
         one.tests[client] = (score, math.nan if loss is None else loss)
+    if _is_of_sites(columns):
+        one.rows.append(row)
+        if (before := _real(f"{where}, {TESTED}", row[TESTED])) is not None:
+            one.before[client] = before
 
 
 def _real(where: str, cell: object) -> float | None:

@@ -220,11 +220,12 @@ class WeighedRounds:
         self.name = label(settings)
         self.memory: Mapping[str, Memory] = {}
         """What criteria remember from the rounds so far."""
-        self._round = 0
+        self.round = 0
+        """The last round that was weighed."""
 
     def go_on(self, round: int, memory: Mapping[str, Memory]) -> None:
         """Go on after the last round of a folder, with what criteria remembered then."""
-        self._round, self.memory = max(round, 0), memory
+        self.round, self.memory = max(round, 0), memory
 
     def _read(self, word: str, metrics: Sequence[str]) -> WeighingSettings:
         if not isinstance(word, str) or not word.strip():
@@ -272,11 +273,6 @@ class WeighedRounds:
         draft = weigh_soundly(federation, state, task, updates, self._server, Plan(1, 1.0, min_clients=0))
         self.memory = draft.memory
         return draft
-
-    def next_round(self) -> int:
-        """Return the number of the round that begins."""
-        self._round += 1
-        return self._round
 
     def lacks(self, reply: Reply) -> str:
         """Say what a reply lacks that the rule needs; empty where it has all."""
@@ -332,7 +328,7 @@ class Collected:
 
     def combine(self, *, as_change: bool = False) -> Combined:
         """Weigh the replies and combine them, into a new model or into the change of the one that was sent."""
-        number = self._weighing.next_round()
+        self._weighing.round += 1
         order = {client: row for row, client in enumerate(self._rows)}
         clients = tuple(client for client in sorted(self._rows) if client not in self.reasons)
         if not clients:
@@ -340,7 +336,7 @@ class Collected:
         replies = [self._rows[client] for client in clients]
         updates = Updates(
             federation=self._weighing.name,
-            round=number,
+            round=self._weighing.round,
             clients=clients,
             samples=np.array([round(reply.samples) for reply in replies], dtype=np.int64),
             criteria={

@@ -198,14 +198,20 @@ def _weigh_run(
 
 
 def import_run(
-    file: Annotated[Path, typer.Argument(help="CSV with a header, or JSON lines: a row per client and round.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="CSV with a header, or JSON lines: a row per client and round."),
+    ],
     out: Annotated[Path, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")],
     by: Annotated[str | None, typer.Option("--by", help='Rule where the file has no weights: "VP>DS".')] = None,
 ) -> None:
-    """Make a run folder from what another federation wrote down: criteria, weights, reasons and tests by round."""
-    from steelyard.adapters.importing import import_file
+    """Make a run folder from what another federation wrote down: criteria, weights, reasons and tests by round.
 
-    rounds = import_file(file, out, by)
+    Give the journals of all sites of a swarm together.
+    """
+    from steelyard.adapters.importing import import_files
+
+    rounds = import_files(files, out, by)
     print(f"{rounds} rounds stored in {printable(str(out))}")
     print(f"look at them: steelyard report {printable(str(out))}")
 

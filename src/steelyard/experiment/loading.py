@@ -30,6 +30,8 @@ from steelyard.weighing.rule import WeighingSettings
 
 FILE = "file"
 """What stands for the framework of a federation that was read from a file."""
+SWARM = "NVFlare"
+"""Whose swarms' sites write journals."""
 
 
 class RecordedDescription(Description):
@@ -50,7 +52,7 @@ class RecordedDescription(Description):
 
     @property
     def weighed_beside(self) -> str:
-        return "another framework combined them"
+        return "" if self.framework in ("Flower", "NVFlare") else "their rule was followed elsewhere, or never"
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Take any rule: it was followed elsewhere."""
