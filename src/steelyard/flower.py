@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from steelyard.adapters.arrays import Arrays
+from steelyard.adapters.arrays import VARIANCES, Arrays
 from steelyard.adapters.flower_replies import (
     SCORES,
     FewAtATime,
@@ -226,7 +226,7 @@ class Weighed(Strategy):
         _LOG.info("\t└──> Weights: %s", {client: round(weight, 4) for client, weight in combined.weights.items()})
         whole = self._as_reply(combined, messages)
         found, metrics = self.strategy.aggregate_train(self._number(server_round), [whole])
-        arrays = None if found is None else self._typed(found)
+        arrays = None if found is None else self._typed(found, combined.arrays)
         self._end_round(combined, arrays or self._sent)
         return arrays, metrics
 
@@ -275,11 +275,16 @@ class Weighed(Strategy):
         first.content = RecordDict({names[0]: arrays, names[1]: metrics})
         return first
 
-    def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return arrays in the types that were sent: the strategy inside multiplies whole numbers to fractions."""
+    def _typed(self, record: ArrayRecord, means: Arrays) -> ArrayRecord:
+        """Return arrays in the types that were sent: the strategy inside multiplies whole numbers to fractions.
+
+        Where its steps take a variance of batch norm below 0, which makes a network give NaN, the mean of them stays.
+        """
         assert self._sent is not None
-        types = {name: array.numpy().dtype for name, array in self._sent.items()}
-        return ArrayRecord({name: Array(array.numpy().astype(types[name])) for name, array in arrays.items()})
+        types, arrays = {name: array.numpy().dtype for name, array in self._sent.items()}, _plain(record)
+        negative = [name for name, array in arrays.items() if name.endswith(VARIANCES) and (array < 0).any()]
+        found = {**arrays, **{name: means[name] for name in negative}}
+        return ArrayRecord({name: Array(array.astype(types[name])) for name, array in found.items()})
 
 
 def _plain(record: ArrayRecord) -> Arrays:

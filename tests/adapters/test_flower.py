@@ -142,6 +142,20 @@ def test_the_servers_optimiser_steps_from_the_weighed_model() -> None:
     assert abs(found[1]).min() > 0.01
 
 
+def test_the_servers_optimiser_makes_no_negative_variances() -> None:
+    sent: dict[str, Any] = {"w": np.ones(2, np.float32), "bn.running_var": np.full(2, 0.1, np.float32)}
+
+    def halves(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        return {name: array / 2 for name, array in model.items()}, {"num-examples": 5}
+
+    clients: Any = {1: halves, 2: halves}
+    plain = FedAdam(eta=0.5).start(Nodes(clients), record(sent), 1).arrays["bn.running_var"].numpy()
+    found = Weighed("DS", FedAdam(eta=0.5)).start(Nodes(clients), record(sent), 1).arrays
+    assert (plain < 0).all()
+    assert found["bn.running_var"].numpy() == pytest.approx(0.05)
+    assert (found["w"].numpy() < 1).all()
+
+
 def test_an_app_leaves_a_run_folder_that_commands_read(tmp_path: Path, command: CommandLine) -> None:
     strategy = Weighed(RULE, metrics=["quality"], folder=tmp_path / "run", measure="f1")
     grid = nodes_of(3, n4=lambda sent: "the disk is full", n5=lambda sent: None)
@@ -159,6 +173,7 @@ def test_an_app_leaves_a_run_folder_that_commands_read(tmp_path: Path, command: 
     assert (history.chain.round, history.chain.problem) == (2, "")
     done = command("weigh", tmp_path / "run", "--by", "quality", "--format", "json")
     assert [row["client"] for row in json.loads(done.stdout)["clients"]] == ["3", "2", "1"], done.stderr
+    assert "weights: 2 rounds computed again" in command("verify", tmp_path / "run").stdout
     assert [combined.arrays for combined in strategy.rounds.values()] == [None, None]
 
 

@@ -26,6 +26,7 @@ from steelyard.adapters.importing import import_files
 from steelyard.adapters.recorder import Journal, Model
 from steelyard.adapters.rounds import Combined
 from steelyard.messages.updates import MOST_SAMPLES
+from steelyard.report.verification import verify
 from steelyard.runs.glance import glance
 from steelyard.runs.history import History
 from steelyard.weighing.rule import Rule
@@ -201,6 +202,21 @@ def test_a_rule_that_remembers_weighs_with_a_folder_as_without(rule: str, tmp_pa
     recorder.finish()
     last = History(tmp_path / "run").cohorts(weighing.name, 0, after=2)
     assert last.weight.tolist() == last.score.tolist() == list(combined.weights.values())
+
+
+@pytest.mark.parametrize(("framework", "code"), [("Flower", 1), ("NVFlare", 1), ("ours", 0)])
+def test_weights_that_the_rule_does_not_give_are_found_where_our_adapter_weighed(
+    framework: str, code: int, tmp_path: Path
+) -> None:
+    recorder = Recorder(tmp_path / "run", WeighedRounds("DS").rule, framework=framework)
+    recorder.write({"ann": 0.75, "bob": 0.25}, {"ann": {"DS": 30}, "bob": {"DS": 10}})
+    recorder.write({"ann": 0.5, "bob": 0.5}, {"ann": {"DS": 30}, "bob": {"DS": 10}})
+    recorder.finish()
+    found = verify(tmp_path / "run")
+    assert found.code == code
+    assert {(one.round, one.client) for one in found.found.changed} == ({(2, "ann"), (2, "bob")} if code else set())
+    if not code:
+        assert "followed elsewhere" in found.found.checked["weights of DS"]
 
 
 def test_a_round_that_cannot_be_is_refused_and_not_written(tmp_path: Path) -> None:

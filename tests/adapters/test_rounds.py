@@ -69,6 +69,16 @@ def test_a_reply_that_cannot_be_weighed_is_left_out_with_its_reason(changed: dic
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("is_change", [False, True])
+def test_negative_variances_of_batch_norm_leave_their_client_out(is_change: bool) -> None:
+    sent = {"bn.running_var": np.full(3, 0.5, np.float32)}
+    collected = WeighedRounds("DS").begin(sent)
+    for client, variance in (("a", 0.2), ("b", -0.1), ("c", 0.0)):
+        arrays = {"bn.running_var": np.array([1.0, variance, 1.0], np.float32) - (sent["bn.running_var"] * is_change)}
+        collected.add(Reply(client, arrays, 10, is_change=is_change))
+    assert collected.combine().reasons == {"b": "array bn.running_var holds negative variances"}
+
+
 def test_what_overflows_is_no_number() -> None:
     sent = {"w": np.full(2, -3e38, np.float32)}
     found = WeighedRounds(WeighingSettings(criteria=("DS",))).combine(

@@ -25,6 +25,8 @@ def described(arrays: Arrays) -> dict[str, list[str | int]]:
     return {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
 
 
+VARIANCES = ("running_var", "moving_variance")
+"""How names end of the variances that batch norm keeps, below 0 of which a network gives NaN."""
 _PIECE = 1 << 22
 """Numbers of an array that are worked on in one go: an array may be as large as the whole model."""
 

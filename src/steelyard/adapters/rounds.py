@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.adapters.arrays import Arrays, Layout, Spill
+from steelyard.adapters.arrays import VARIANCES, Arrays, Layout, Spill
 from steelyard.base.errors import UserError, expect, one_line, texts_of
 from steelyard.base.settings import LARGEST_REAL, validated
 from steelyard.base.tallies import Leading
@@ -317,13 +317,21 @@ class Collected:
         reason = self._layout.refusal(reply.arrays) or self._weighing.lacks(reply)
         if reply.client in self._rows:
             reason = "answered twice"
-        if reason:
+        if reason := reason or self._negative(reply):
             self.refuse(reply.client, reason)
             return reason
         layout, base = self._layout, None if reply.is_change else self._sent
         self._updates.add(layout.changes(layout.floating, reply.arrays, base))
         self._counted.add(layout.changes(layout.counting, reply.arrays, base))
         self._rows[reply.client] = replace(reply, arrays={})
+        return ""
+
+    def _negative(self, reply: Reply) -> str:
+        for name in self._layout.floating:
+            if name.endswith(VARIANCES):
+                array = reply.arrays[name] + self._sent[name] if reply.is_change else reply.arrays[name]
+                if (array < 0).any():
+                    return f"array {name} holds negative variances"
         return ""
 
     def combine(self, *, as_change: bool = False) -> Combined:
