@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from api_page import filled
 from generated import pages, root_pages
 
 ROOT = Path(__file__).parents[1]
@@ -25,9 +26,10 @@ def build(site: Path) -> int:
             made = folder / "docs" / path
             made.parent.mkdir(parents=True, exist_ok=True)
             made.write_text(text, encoding="utf-8")
+        names = folder / "docs" / "reference" / "api.md"
+        names.write_text(filled(names.read_text(encoding="utf-8")), encoding="utf-8")
         shutil.copy(ROOT / "src" / "steelyard" / "report" / "assets" / "theme.css", folder / "docs")
         shutil.copy(ROOT / "mkdocs.yml", folder)
-        (folder / "src").symlink_to(ROOT / "src")
         done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=False)
         if done.returncode == 0:
             shutil.move(folder / "site", site)

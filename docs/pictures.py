@@ -139,9 +139,8 @@ def _draw_flower_app() -> None:
     sys.path[:0] = [str(DOCS.parent), str(EXAMPLES / "flower_digits")]
     from digits_app import client_app, server_app
     from flwr.app import Context, RecordDict
-    from tests.examples.test_flower_digits import CONFIG, RULE, AppNodes
-
     from steelyard.clients.flower.adapter.messages import enter_run
+    from tests.examples.test_flower_digits import CONFIG, RULE, AppNodes
 
     config = {**CONFIG, "rule": RULE, "folder": "runs/digits"}
     grid = AppNodes(client_app.app, config)

@@ -196,6 +196,17 @@ BLOCKS = {
 }
 
 
+def test_the_page_of_names_has_signature_docstring_and_members_of_each() -> None:
+    page = beside("api_page").filled(written_pages()["docs/reference/api.md"])
+    assert [f"### `{name}`" for name in BLOCKS if f"### `{name}`\n" not in page] == []
+    assert ":::" not in page
+    run = page.partition("#### `Experiment.run`\n")[2].partition("\n####")[0]
+    for words in ("```python\nExperiment.run(", "    out: str | Path | None = None,", "```pycon\n>>>", "- UserError: "):
+        assert words in run
+    assert "#### `History.models`" in page
+    assert "- `arrays`: The new model; None where the old one is kept." in page
+
+
 def object_of(block: str) -> Any:
     module, name = block.rsplit(".", 1)
     for part, package in {"steelyard.nvflare": "nvflare", "steelyard.flower": "flwr"}.items():

@@ -119,7 +119,8 @@ class Posts:
                 raise
             response.release_conn()
         except HTTPError as error:
-            raise NotReached(str(error)) from error
+            # What went wrong comes last; before it stands, where there is one, whose connection it was.
+            raise NotReached(str(error).rpartition("): ")[2]) from error
         return Answer(response.status, found, response.headers)
 
     def close(self) -> None:
