@@ -20,6 +20,6 @@ def check_version() -> None:
     if not OLDEST <= numbers <= NEWEST:
         least, most = (".".join(map(str, one)) for one in (OLDEST, NEWEST))
         raise UserError(
-            f"federate: Flower (flwr) {found} is installed; allowed: {least} to {most}, which pip install "
-            "'steelyard[federate]' brings (steelyard.flower, for apps of your own, takes any from 1.29 on)"
+            f"federate: Flower (flwr) {found} is installed; allowed: {least} to {most}, as by "
+            "pip install 'steelyard[federate]' (steelyard.flower, for apps of your own, takes any from 1.29 on)"
         )
