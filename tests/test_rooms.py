@@ -108,8 +108,12 @@ def test_an_arrow_upward_and_a_circle_are_noticed() -> None:
 
 def silent_late_imports(source: str) -> list[str]:
     """Return functions that import something without a word why, in themselves or in the docstring of their file."""
+
+    def told(text: str) -> bool:
+        return any(reason in text.replace("\n", " ").lower() for reason in ("speed of start", "in an extra"))
+
     tree = ast.parse(source)
-    if "speed of start" in (ast.get_docstring(tree) or "").replace("\n", " "):
+    if told(ast.get_docstring(tree) or ""):
         return []
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     late = [
@@ -117,11 +121,11 @@ def silent_late_imports(source: str) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, kinds) and any(isinstance(one, ast.Import | ast.ImportFrom) for one in ast.walk(node))
     ]
-    return [node.name for node in late if "speed of start" not in (ast.get_source_segment(source, node) or "").lower()]
+    return [node.name for node in late if not told(ast.get_source_segment(source, node) or "")]
 
 
 def test_late_imports_say_why() -> None:
-    """An import inside a function stands there for speed of start, and the function or its file says so."""
+    """An import inside a function stands there for speed of start or for an extra; the function or its file says so."""
     explained = "def f():\n    # For speed of start.\n    import a\n"
     assert silent_late_imports(explained + "def g():\n    from b import c\n") == ["g"]
     late = re.compile(r"^[ \t]+(?:import|from)\s", re.MULTILINE)

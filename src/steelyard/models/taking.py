@@ -271,7 +271,7 @@ class _Taken:
 
     def recommender(self, client: str | None) -> Recommender:
         """Return the recommender as of the last round; `client`: with the own part of that user."""
-        # They need the extra `recommend`, and models of networks do not.
+        # In an extra that models of networks do not need.
         from steelyard.models.recommender import of_run
         from steelyard.report.recommender import open_run
 
@@ -357,7 +357,7 @@ def look_at_model(folder: Path, run: Path, found: Findings) -> None:
     experiment = read_experiment(run)
     what = "as the run made it"
     if isinstance(experiment, RecommendDescription):
-        from steelyard.models.recommender import TABLE, Recommender  # It needs the extra `recommend`.
+        from steelyard.models.recommender import TABLE, Recommender  # In an extra.
 
         saved, what = Recommender.load(folder), "its table as the run made it"
         origin, digest = saved.document.origin, model_digest(saved.tensors[TABLE].reshape(-1))

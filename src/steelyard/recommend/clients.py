@@ -33,7 +33,7 @@ NUMBER_BYTES = 4
 
 
 def _loops() -> Any:
-    """Return the loops that numba compiles, which come with the extra `recommend`: without it nodes still learn."""
+    """Return the loops that numba compiles: in an extra, without which nodes still learn."""
     from steelyard.recommend import compiled
 
     return compiled

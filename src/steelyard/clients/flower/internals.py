@@ -56,7 +56,7 @@ def stores() -> tuple[Any, Any]:
     """Return the classes of what a SuperLink keeps in memory: its state, and the parts of messages.
 
     Ours keep parts in files, since large models must not fill the memory, bound what a node may send in answer, and
-    tell for whom a message has come. Imported when they are asked for: nodes need none of it.
+    tell for whom a message has come. Nodes need none of it: imported late, for speed of start.
     """
     from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
     from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -68,6 +68,7 @@ def handlers() -> dict[str, tuple[type[Any], Callable[..., Any]]]:
     """Return, by path, the message and the function that answer each call of which a round consists.
 
     A call costs a SuperLink some fifteen milliseconds of a core in the layers before these, and one or two here.
+    Imported late, for speed of start.
     """
     from flwr.superlink.servicer.fleet import fleet_handlers
     from flwr.superlink.servicer.runtime import runtime_handlers
