@@ -37,6 +37,7 @@ def main() -> None:
         _draw_page()
         _draw_gallery()
         _draw_flower_app()
+        _draw_swarm()
 
 
 def _take_the_reports_look() -> None:
@@ -139,14 +140,21 @@ def _draw_flower_app() -> None:
     sys.path[:0] = [str(DOCS.parent), str(EXAMPLES / "flower_digits")]
     from digits_app import client_app, server_app
     from flwr.app import Context, RecordDict
-    from steelyard.clients.flower.adapter.messages import enter_run
     from tests.examples.test_flower_digits import CONFIG, RULE, AppNodes
+
+    from steelyard.clients.flower.internals import enter_run
 
     config = {**CONFIG, "rule": RULE, "folder": "runs/digits"}
     grid = AppNodes(client_app.app, config)
     enter_run(1, 1)
     server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
     _draw_figure(Path("runs/digits"), "weights", None, IMAGES / "gallery" / "flower_digits.svg")
+
+
+def _draw_swarm() -> None:
+    """Run the swarm in NVFlare's simulator."""
+    subprocess.run([sys.executable, str(EXAMPLES / "nvflare_swarm" / "job.py"), "--sites", "8"], check=True)
+    _draw_figure(Path("runs/swarm"), "weights", None, IMAGES / "gallery" / "nvflare_swarm.svg")
 
 
 def _terminal(command: str) -> str:
