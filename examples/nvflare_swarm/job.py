@@ -47,7 +47,8 @@ def main() -> None:
     (*_, last) = sorted(workspace.rglob("FL_global_model.pt"))
     net = Net()
     net.load_state_dict(torch.load(last, weights_only=True)["model"])
-    tested = accuracy(net, tuple(part[TEST] for part in all_rows()))
+    features, labels = all_rows()
+    tested = accuracy(net, (features[TEST], labels[TEST]))
     print(f"{given.rule}: accuracy {tested:.1%} after round {given.rounds}")
 
 

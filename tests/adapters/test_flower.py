@@ -41,9 +41,7 @@ def model(value: float, **changed: Any) -> dict[str, Any]:
     return {"w": np.full((2, 3), value, np.float32), "seen": np.array(0), **changed}
 
 
-def aggregated(
-    strategy: Weighed, replies: Sequence[tuple[Arrays, Mapping[str, Any]]], sent: Arrays = SENT
-) -> dict[str, Any] | None:
+def aggregated(strategy: Weighed, replies: Sequence[tuple[Arrays, Mapping[str, Any]]], sent: Arrays = SENT) -> Any:
     """Send one round out and give the answers back, as Flower does."""
     nodes: Any = Nodes({node: lambda model, reply=reply: reply for node, reply in enumerate(replies, 1)})
     messages = strategy.configure_train(1, record(sent), ConfigRecord(), nodes)
@@ -101,6 +99,7 @@ def test_by_size_it_is_flowers_own_average_of_models_and_metrics() -> None:
         strategy.configure_train(1, record(SENT), ConfigRecord(), nodes_of())
         messages = [answered(asked(i, SENT), *reply) for i, reply in enumerate(replies, 1)]
         arrays, metrics = strategy.aggregate_train(1, messages)
+        assert arrays is not None
         assert metrics is not None
         found.append({"w": arrays["w"].numpy(), **metrics})
     assert found[0].keys() == found[1].keys()
@@ -148,9 +147,11 @@ def test_the_servers_optimiser_makes_no_negative_variances() -> None:
     def halves(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         return {name: array / 2 for name, array in model.items()}, {"num-examples": 5}
 
-    clients: Any = {1: halves, 2: halves}
-    plain = FedAdam(eta=0.5).start(Nodes(clients), record(sent), 1).arrays["bn.running_var"].numpy()
-    found = Weighed("DS", FedAdam(eta=0.5)).start(Nodes(clients), record(sent), 1).arrays
+    def nodes() -> Any:
+        return Nodes({1: halves, 2: halves})
+
+    plain = FedAdam(eta=0.5).start(nodes(), record(sent), 1).arrays["bn.running_var"].numpy()
+    found = Weighed("DS", FedAdam(eta=0.5)).start(nodes(), record(sent), 1).arrays
     assert (plain < 0).all()
     assert found["bn.running_var"].numpy() == pytest.approx(0.05)
     assert (found["w"].numpy() < 1).all()
@@ -226,7 +227,7 @@ def test_what_else_a_strategy_asks_of_a_grid_is_handed_on() -> None:
     assert grid.run is inner.run
 
 
-def of_test(metrics: Mapping[str, Any], measure: str | None = None) -> ClientTest | None:
+def of_test(metrics: Mapping[str, Any], measure: str | None = None) -> Any:
     """What is read of a node's test."""
     answers = {"1": answered(asked(1, SENT, "evaluate"), SENT, metrics)}
     return flower_replies.read_tests(answers, "n", measure).scores.get("1")
@@ -376,6 +377,7 @@ def failed(reason: str, node: int = 1) -> Message:
 def test_an_app_that_starts_again_gets_what_its_folder_keeps(tmp_path: Path) -> None:
     """The model, its whole numbers and the moments inside: the same bits as in one go, wherever it would begin."""
     models: list[dict[str, Any]] = []
+    arrays: Any = None
     for name, parts in (("whole", (4,)), ("parts", (2, 2))):
         for rounds in parts:
             strategy = Weighed("DS", FedAdam(eta=0.1, beta_1=0.9), folder=tmp_path / name, keep_models=True)
@@ -438,7 +440,7 @@ def test_an_app_that_starts_again_goes_on_in_its_folder(tmp_path: Path) -> None:
         return Weighed(RULE, metrics=["quality"], folder=tmp_path / name)
 
     begun("whole").start(nodes_of(), record(SENT), num_rounds=4)
-    arrays = begun("parts").start(nodes_of(), record(SENT), num_rounds=2).arrays
+    arrays: Any = begun("parts").start(nodes_of(), record(SENT), num_rounds=2).arrays
     strategy, grid = begun("parts"), nodes_of()
     for number in (1, 2):  # a loop of one's own, with the tests that `start` asks for
         messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)

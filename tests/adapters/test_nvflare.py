@@ -60,7 +60,7 @@ def send(aggregator: WeighedAggregator, sent: Mapping[str, Any] = SENT) -> FLCon
     return context
 
 
-def aggregated(aggregator: WeighedAggregator, answers: Sequence[FLModel], sent: Mapping[str, Any] = SENT) -> FLModel:
+def aggregated(aggregator: WeighedAggregator, answers: Sequence[FLModel], sent: Mapping[str, Any] = SENT) -> Any:
     send(aggregator, sent)
     for each in answers:
         aggregator.accept_model(each)
@@ -73,6 +73,7 @@ def test_by_size_it_is_nvflares_own_average(kind: str) -> None:
     ours, theirs = aggregated(WeighedAggregator("DS"), answers, model(4.0)), BaseFedAvg.aggregate_fn(answers)
     assert ours.params_type == theirs.params_type
     assert ours.metrics == pytest.approx(theirs.metrics)
+    assert theirs.params is not None
     for name, array in theirs.params.items():
         assert ours.params[name] == pytest.approx(array, abs=1e-6)
 

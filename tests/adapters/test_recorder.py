@@ -119,7 +119,7 @@ def test_a_folder_that_does_not_go_with_the_recorder_is_refused(folder: Path, tm
         (tmp_path / "new", "quality>DS/max", {"rounds": -1}, ("folder: rounds.count", -1)),
         ("", "quality>DS/max", {}, ("folder", "the working folder")),
     ):
-        given = {"framework": "Flower", **options}
+        given: dict[str, Any] = {"framework": "Flower", **options}
         assert_refused(lambda p=place, r=rule, g=given: Recorder(p, rule_of(r), **g), *parts)
     assert History(folder).last_round == 3
     changed = tmp_path / "changed"
@@ -185,7 +185,7 @@ def test_a_rule_that_remembers_weighs_with_a_folder_as_without(rule: str, tmp_pa
         journal = Journal(weighing, tmp_path / "run", "loop", "accuracy", keep_models=True)
         journal.open(lambda: Model(sent))
         expected = without.combine(sent, replies)
-        combined = weighing.combine(sent, replies)
+        combined: Any = weighing.combine(sent, replies)
         journal.end_round(combined, Model(combined.arrays))
         journal.close()
         assert (combined.weights, weighing.memory) == (expected.weights, without.memory)

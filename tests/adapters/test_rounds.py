@@ -14,7 +14,7 @@ import torch
 from tests.kit import assert_refused
 
 from steelyard.adapters.arrays import Spill
-from steelyard.adapters.rounds import Combined, Reply, ServerRows, WeighedRounds
+from steelyard.adapters.rounds import Reply, ServerRows, WeighedRounds
 from steelyard.base.settings import LARGEST_REAL
 from steelyard.messages.payloads import ServerTest
 from steelyard.messages.updates import MOST_SAMPLES
@@ -36,7 +36,7 @@ def test_scores_and_metrics_go_by_the_weights_and_only_what_everybody_says_is_av
     assert found.means({"a": {"x": 1.0, "y": math.nan}, "b": {"x": math.inf, "y": math.nan}}) == {"x": 1.0}
 
 
-def combined(rule: str, *replies: Reply, **options: Any) -> Combined:
+def combined(rule: str, *replies: Reply, **options: Any) -> Any:
     return WeighedRounds(rule, **options).combine(SENT, replies)
 
 
@@ -155,7 +155,7 @@ def test_whole_numbers_between_the_weights_do_not_shift_what_is_tested() -> None
     ],
 )
 def test_rules_that_cannot_be_used_here_are_refused(rule: str | dict[str, Any], parts: tuple[str, ...]) -> None:
-    given = {"rule": rule} if isinstance(rule, str) else {"rule": "DS", **rule}
+    given: dict[str, Any] = {"rule": rule} if isinstance(rule, str) else {"rule": "DS", **rule}
     assert_refused(lambda: WeighedRounds(**given), *parts)
 
 
@@ -193,7 +193,7 @@ def test_updates_are_weighed_alike_in_any_order_in_blocks_and_as_changes(
 ) -> None:
     sent, replies = cohort()
     before = {name: array.copy() for name, array in sent.items()}
-    found = [WeighedRounds(rule).combine(sent, replies)]
+    found: list[Any] = [WeighedRounds(rule).combine(sent, replies)]
     monkeypatch.setattr("steelyard.messages.payloads.AT_ONCE", {"cpu": 500})
     found.append(WeighedRounds(rule).combine(sent, list(reversed(replies))))
     changes = [replace(r, arrays=changed(r.arrays, sent), is_change=True) for r in replies]
@@ -226,7 +226,7 @@ def test_a_round_may_come_to_the_change_of_the_model() -> None:
     collected = WeighedRounds("DS").begin(sent := {"w": np.full(2, 5.0), "n": np.array(3)})
     for name, value in (("a", 6.0), ("b", 8.0)):
         assert collected.add(Reply(name, {"w": np.full(2, value), "n": np.array(7)}, 1.0)) == ""
-    found = collected.combine(as_change=True).arrays
+    found: Any = collected.combine(as_change=True).arrays
     assert (found["w"].tolist(), found["n"].tolist(), sent["w"].tolist()) == ([2.0, 2.0], 4, [5.0, 5.0])
     odd = {"odd": np.zeros(2, np.complex64)}
     assert_refused(lambda: WeighedRounds("DS").combine(odd, [Reply("a", odd, 1.0)]), "odd", "complex64")
@@ -258,6 +258,7 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
     changes = np.array([[0.3, 0, 0], [0, 0.4, 0], [0.2, 0.1, 0]], np.float32)
     replies = [Reply(n, {"w": start + c, "seen": np.array(8)}, 10.0) for n, c in zip("abc", changes, strict=True)]
     weighing, sent = WeighedRounds("cgsv(length=0.5)"), {"w": start, "seen": np.array(4)}
+    first: Any
     first, second = weighing.combine(sent, replies), weighing.combine(sent, replies)
     step = sum(0.5 / 3 * change / np.linalg.norm(change) for change in changes)
     assert first.arrays["w"] == pytest.approx(start + step, abs=1e-5)

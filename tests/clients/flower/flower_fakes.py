@@ -164,7 +164,8 @@ def crowd(
     grid = nodes if isinstance(nodes, FakeGrid) else FakeGrid(dict(nodes))
     given = {name: options.pop(name) for name in ("register", "known", "codec", "further") if name in options}
     judges = options.pop("judges", {"DS": lambda value: None})
-    settings = FederateSettings(timeout=timeout, **{"nodes": len(grid.nodes), **options})
+    options = {"nodes": len(grid.nodes), **options}
+    settings = FederateSettings(timeout=timeout, **options)
     made = FlowerClients(grid, judges, settings, (0.0, 1.0), **given)  # type: ignore[arg-type]
     made.restore(state or {})
     made.wait()
