@@ -1,8 +1,13 @@
-"""The Flower app among the examples: FedAvg fails on it, weighing does not; on a SuperLink too."""
+"""The Flower app among the examples: FedAvg fails on it, weights do not; in Flower's simulation with ray, too."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +66,31 @@ def test_fedavg_fails_and_weighing_does_not(
     assert found[RULE] > 0.85
     weights = History(tmp_path / "run").cohorts(RULE, 0, after=4)
     assert weights.weight[:2].max() < 0.05 < weights.weight[2:].min()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_flwr_run_starts_it_in_flowers_simulation_with_ray(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    home = tmp_path / "flower"
+    app = shutil.copytree(APP, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PYTHONPATH": str(ROOT / "src"),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    words = ["--federation-config", "num-supernodes=6", "--stream"]
+    config = f"rule='{RULE}' folder='{tmp_path / 'run'}'"
+    try:
+        done = subprocess.run(
+            ["flwr", "run", ".", *words, "--run-config", config],
+            cwd=app, env=environment, capture_output=True, text=True, timeout=500, check=False,
+        )  # fmt: skip
+    finally:
+        for process in Path("/proc").glob("[0-9]*"):  # Flower leaves its SuperLink there for the next run.
+            if str(home).encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGTERM)
+    assert accuracy(done.stdout) > 0.85, done.stdout + done.stderr
+    assert History(tmp_path / "run").last_round == 5
