@@ -55,6 +55,15 @@ def small(**sections: Any) -> Experiment:
     return Experiment(**changed(SMALL, **sections))
 
 
+def of_diff(page: str) -> str:
+    """Return what the diff with which a page of the guide begins makes of an app."""
+    text = (Path(__file__).parent.parent / "docs" / "guide" / page).read_text(encoding="utf-8")
+    kind, diff = text.split("```")[1].split("\n", 1)
+    lines = [line for line in diff.splitlines() if line.strip()]
+    assert (kind, len(lines) <= 5) == ("diff", True)
+    return "\n".join(line[1:] for line in lines if line[0] != "-")
+
+
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
     """Call what must be refused as a user's mistake; return the one line."""
     with pytest.raises(UserError) as caught:

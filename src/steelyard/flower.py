@@ -17,36 +17,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    Bulyan,
-    FedAvg,
-    FedMedian,
-    FedTrimmedAvg,
-    FedXgbBagging,
-    FedXgbCyclic,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-    Result,
-    Strategy,
-)
 
 from steelyard.adapters.arrays import VARIANCES, Arrays
-from steelyard.adapters.flower_replies import (
-    SCORES,
-    FewAtATime,
-    is_masked,
-    plain_metrics,
-    read_reply,
-    read_tests,
-    refuse_noise,
-)
 from steelyard.adapters.recorder import Journal, Model
 from steelyard.adapters.rounds import Collected, Combined, ServerRows, WeighedRounds
 from steelyard.base.errors import UserError
 from steelyard.weighing.rule import WeighingSettings
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import (
+        Bulyan,
+        FedAvg,
+        FedMedian,
+        FedTrimmedAvg,
+        FedXgbBagging,
+        FedXgbCyclic,
+        Krum,
+        MultiKrum,
+        QFedAvg,
+        Result,
+        Strategy,
+    )
+
+    from steelyard.adapters.flower_replies import (
+        SCORES,
+        FewAtATime,
+        is_masked,
+        plain_metrics,
+        read_reply,
+        read_tests,
+        refuse_noise,
+    )
+except ImportError as error:
+    raise UserError(
+        f"steelyard.flower: {error}; install Flower, 1.29 or newer (tried up to 1.42): pip install 'steelyard[flower]'"
+    ) from None
 
 _LOG = getLogger("flwr")
 """Flower's own, so that its settings hold."""

@@ -37,9 +37,9 @@ try:
     from nvflare.app_common.app_constant import AppConstants
     from nvflare.app_common.app_event_type import AppEventType
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-except ModuleNotFoundError as error:
+except ImportError as error:
     raise UserError(
-        f"steelyard.nvflare: needs {error.name}; install NVFlare with pip install 'steelyard[nvflare]'"
+        f"steelyard.nvflare: {error}; install NVFlare, 2.7 or newer (tried up to 2.9): pip install 'steelyard[nvflare]'"
     ) from None
 
 __all__ = ["ServerRows", "WeighedAggregator"]

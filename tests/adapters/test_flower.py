@@ -19,7 +19,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, 
 from safetensors.torch import save_file
 from tests.adapters.flower_grid import Arrays, Nodes, answered, asked, record
 from tests.conftest import CommandLine
-from tests.kit import assert_refused
+from tests.kit import assert_refused, of_diff
+from tests.warm import warm_script
 
 from steelyard import Model, Result
 from steelyard.adapters import ClientTest, flower_replies
@@ -176,6 +177,20 @@ def test_an_app_leaves_a_run_folder_that_commands_read(tmp_path: Path, command: 
     assert [row["client"] for row in json.loads(done.stdout)["clients"]] == ["3", "2", "1"], done.stderr
     assert "weights: 2 rounds computed again" in command("verify", tmp_path / "run").stdout
     assert [combined.arrays for combined in strategy.rounds.values()] == [None, None]
+
+
+def test_the_diff_of_the_page_makes_a_weighed_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(of_diff("flower-app.md"), {"FedAvg": FedAvg, "grid": nodes_of(), "arrays": record(SENT)})
+    assert History(tmp_path / "runs" / "first").last_round == 10
+
+
+def test_without_a_flower_that_has_what_is_needed_one_line_says_what_to_install(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    for gone in ("sys.modules['flwr'] = None", "import flwr.serverapp.strategy as s; del s.QFedAvg"):
+        script.write_text(f"import sys; {gone}\nimport steelyard.flower\n")
+        ended = warm_script(script, folder=tmp_path, fresh=True)
+        assert ended.stderr.strip().splitlines()[-1].endswith("pip install 'steelyard[flower]'")
 
 
 def late(looks: int) -> Any:

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tests.kit import assert_refused
+from tests.kit import assert_refused, of_diff
 from tests.warm import ROOT, warm_script
 
 pytest.importorskip("nvflare")
@@ -167,6 +167,17 @@ def test_a_recipe_writes_it_into_a_job(tmp_path: Path) -> None:
     assert written["args"] == expected
     copied = {path.name for path in (tmp_path / "jobs").rglob("custom/steelyard/**/*.py")}
     assert copied <= {"nvflare.py"}
+
+
+def test_the_diff_of_the_page_makes_a_weighed_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+    names: dict[str, Any] = {"FedAvgRecipe": FedAvgRecipe, "Net": lambda: torch.nn.Linear(2, 2)}
+    exec(of_diff("nvflare-job.md"), names)
+    names["recipe"].export("jobs")
+    (config,) = Path("jobs").rglob("config_fed_server.json")
+    (workflow,) = json.loads(config.read_text())["workflows"]
+    assert workflow["args"]["aggregator"]["args"] == {"rule": "AG>DS/max", "folder": "/runs/hospitals"}
 
 
 def test_without_nvflare_one_line_names_the_extra(tmp_path: Path) -> None:
