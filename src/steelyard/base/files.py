@@ -30,9 +30,9 @@ CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "ex
 CHECKPOINT_NAME = re.compile(r"round-\d{6,}\.safetensors")
 """What a run calls its checkpoint files; nothing else in their folder is ever opened or removed."""
 SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"
-ARENA_FILE, PARTICIPATION_FILE = "arena.toml", "participation.toml"
+ARENA_FILE, PARTICIPATION_FILE, PAPER_FILE = "arena.toml", "participation.toml", "paper.toml"
 """The plans of studies, which are several runs in one folder."""
-_STUDIES = (SWEEP_FILE, ATTACK_FILE, ARENA_FILE, PARTICIPATION_FILE)
+_STUDIES = (SWEEP_FILE, ATTACK_FILE, ARENA_FILE, PARTICIPATION_FILE, PAPER_FILE)
 DRAFT = ".part"
 """Ending of a file that is being written; it gets its name when it is whole."""
 

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("resume", "running:resume", "Continue what was stopped, with bit-identical results."),
         ("join", "running:join", "Put the parts of a comparison, a sweep or an arena together."),
         ("attack", "studies:attack", "Make some clients malicious and compare rules."),
+        ("paper", "studies:paper", "Run a table or figure of the papers beside the printed one."),
         ("withdraw", "proof:withdraw", "Run an experiment again without one client."),
     ),
     "Look at runs": (

@@ -30,12 +30,14 @@ from steelyard.cli.options import (
 from steelyard.cli.printing import emit, print_part, watched
 from steelyard.experiment.loading import load
 from steelyard.experiment.rules import load_comparison
+from steelyard.report.rendering import Table
 from steelyard.rounds.progress import watching
 from steelyard.studies.suite import load_suite
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description
     from steelyard.studies.candidate import Candidate
+    from steelyard.studies.paper_table import Entry, Value
     from steelyard.studies.study import How, Study
     from steelyard.studies.suite import Suite
 
@@ -319,6 +321,72 @@ def compare_shares(
         finish_study(planned, folder, _how(), format)
 
 
+# `steelyard paper`: the papers' tables and figures.
+
+
+def paper(
+    name: Annotated[
+        str | None, typer.Argument(help="A table or figure, such as table-4.2; default: list them.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Only these data, with commas.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="How many [as the entry says].")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="One seed and tiny settings, to see that it runs.")] = False,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", help="Show it from values that were measured before, and run nothing.")
+    ] = None,
+    changes: SetOption = None,
+    jobs: JobsOption = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for runs and values; of a figure also a file: .svg, .png, .pdf."),
+    ] = None,
+    format: FormatOption = "text",
+) -> None:
+    """Run a table or figure of the papers, and show it beside the printed one with a verdict."""
+    with watching(not quiet()):
+        with doing("starting"):
+            from steelyard.studies import paper_table as table
+        if name is None:
+            every = [(each, table.entry_of(each)) for each in table.entries()]
+            shown = tuple((each, of.paper, f"{of.title}{of.takes and f' ({of.takes})'}") for each, of in every)
+            emit(dict(every), format, [Table("", ("name", "of", "what"), shown, names=3)])
+            return
+        entry = table.entry_of(name)
+        if entry.command:
+            emit({"name": name, "title": entry.title, "command": entry.command}, format, [entry.title], [entry.command])
+            return
+        picture = out if out is not None and out.suffix in (".svg", ".png", ".pdf") else None
+        if picture is not None and entry.figure is None:
+            raise UserError(f"--out: got {brief(str(out))}, and {name} is no figure; allowed: a folder")
+        if rows is not None or entry.releases:
+            from steelyard.studies.paper_measures import of_releases
+
+            values = list(of_releases(entry)) if rows is None else table.read_rows(rows)
+            answer = table.found_of(name, values)
+            emit(answer, format, table.parts_of(answer), csv=lambda: table.as_csv(values))
+        else:
+            from steelyard.studies.paper import plan
+
+            planned = plan(name, [word for word in (data or "").split(",") if word], seeds, changes or [], tiny=tiny)
+            usual = Path("runs") / f"paper-{name}{'-tiny' if tiny else ''}"
+            folder = _written(planned, usual if picture or out is None else out, planned.experiment, name)
+            finish_study(planned, folder, _how(jobs), format)
+            values = table.read_rows(folder / table.ROWS)
+        if picture is not None:
+            _draw(entry, values, picture)
+
+
+def _draw(entry: Entry, values: Sequence[Value], picture: Path) -> None:
+    from steelyard.report.figures import write_figure
+    from steelyard.studies.charts import paper_chart
+
+    chart = paper_chart(entry, values)
+    if chart is None:
+        raise UserError(f"{picture}: nothing to draw; allowed: values of the figure")
+    write_figure(chart, picture)
+    print(f"figure drawn: {picture}")
+
+
 # What all studies have in common.
 
 
@@ -326,10 +394,12 @@ def study_in(folder: Path) -> Study | None:
     """Return the study that a folder holds; None where it holds none."""
     from steelyard.studies.arena import Arena
     from steelyard.studies.attack import Attack
+    from steelyard.studies.paper import Paper
     from steelyard.studies.participation import Participation
     from steelyard.studies.sweep import Sweep
 
-    return next((kind.read(folder) for kind in (Sweep, Attack, Arena, Participation) if kind.is_in(folder)), None)
+    kinds = (Sweep, Attack, Arena, Participation, Paper)
+    return next((kind.read(folder) for kind in kinds if kind.is_in(folder)), None)
 
 
 def _how(jobs: int = 1) -> How:

@@ -270,7 +270,7 @@ class RecommendClients(Clients):
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
         """Do many rounds of one random user each; return payload, mean losses and rows sent, by user of the cohort."""
-        users, rounds = self._turns(task, cohort)
+        users, rounds = self._turns(task.seed, task.round, cohort)
         after, losses, rows = table.copy(), np.zeros(histories.users), np.zeros(histories.users)
         # Some rounds at a time: the triples of a long epoch do not fit the memory together.
         step = max(1, _TRIPLES_AT_ONCE // self.local_round.triples)
@@ -298,12 +298,29 @@ class RecommendClients(Clients):
         given = (turns.users, turns.triples, turns.sent, self.learning)
         return _loops().sequential_rounds(table, vectors, *given), items
 
-    def _turns(self, task: Task, cohort: Codes) -> tuple[Codes, Codes]:
+    def _turns(self, seed: int, round: int, cohort: Codes) -> tuple[Codes, Codes]:
         """Return the user of each one-user round, and the round's number, counted through the whole run."""
         count = self.local_round.sequential or 0
-        source = generator(task.seed, task.round, "", "fpl turns")
+        source = generator(seed, round, "", "fpl turns")
         users = cohort[source.integers(len(cohort), size=count)] if len(cohort) else cohort
-        return users, (task.round - 1) * count + 1 + np.arange(len(users))
+        return users, (round - 1) * count + 1 + np.arange(len(users))
+
+    def changes_sent(self, seed: int, rounds: int) -> Codes:
+        """Return how many changes of each item all users send in so many rounds; what is drawn needs no model."""
+        histories, counts = self._claimed(seed), np.zeros(self.users.histories.catalogue, dtype=np.int64)
+        able = (histories.drawn_from > 0) & (histories.drawn_from < histories.catalogue)
+        everyone = self._everyone[able[self._everyone]]
+        step = max(1, _TRIPLES_AT_ONCE // self.local_round.triples)
+        for round in range(1, rounds + 1):
+            users, numbers = everyone, np.full(len(everyone), round)
+            if self.local_round.sequential is not None:
+                users, numbers = self._turns(seed, round, everyone)
+            for begin in range(0, len(users), step):
+                part = slice(begin, begin + step)
+                turns = self._drawn(seed, numbers[part], users[part], histories)
+                for items in (turns.triples.positives[turns.sent], turns.triples.negatives):
+                    counts += np.bincount(items.reshape(-1), minlength=len(counts))
+        return counts
 
     def _drawn(self, seed: int, round: int | Codes, users: Codes, histories: Histories) -> Turns:
         """Return the triples that users visit in a round, or in one round each."""

@@ -11,6 +11,7 @@ import altair as alt
 import pandas as pd
 
 from steelyard.report.figures.look import HEIGHT, WIDTH, described, score_format
+from steelyard.studies.paper_table import Entry, Value
 from steelyard.studies.study import Scalar
 from steelyard.studies.sweep_table import SweepDocument, SweepRow, show
 from steelyard.studies.verdict import ArenaDocument
@@ -180,3 +181,22 @@ def gain_chart(document: ArenaDocument) -> alt.LayerChart | None:
         layers.insert(1, base.mark_rule().encode(alt.X("low:Q", title=title), scene, x2="high:Q"))
     chart = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(rows))
     return described(chart, f"Gain of {document.candidate} over {document.baseline} in each task.", "")
+
+
+def paper_chart(entry: Entry, values: Sequence[Value]) -> alt.FacetChart | None:
+    """Draw a figure of the papers: means over seeds, a line or points for each system, a panel for each data."""
+    drawing = entry.figure
+    frame: Any = pd.DataFrame(values, columns=list(Value._fields))
+    means: Any = frame.pivot_table("value", ["data", "system", "x"], "measure", sort=False).reset_index()
+    if drawing is None or not {drawing.x, drawing.y} <= {*means}:
+        return None
+    rows: Any = means.assign(name=means["system"], y=means[drawing.y], x=means[drawing.x]).dropna(subset=["x", "y"])
+    # Systems with values one by one are points of one line; of a series each is a line.
+    if drawing.lines and not rows["name"].duplicated().any():
+        rows["system"] = rows["name"].str.partition(",")[0]
+    across = alt.X("x:Q", title="" if drawing.x == "x" else drawing.x, scale=alt.Scale(zero=False))
+    up = alt.Y("y:Q", title=drawing.y, scale=alt.Scale(zero=False))
+    base = alt.Chart(rows).encode(across, up, alt.Color("system:N", title=None), tooltip=["name:N", "x:Q", "y:Q"])
+    marked = base.mark_line(point=len(rows) < 200) if drawing.lines else base.mark_point(filled=True, size=60)
+    panel = marked.properties(width=WIDTH // 2, height=HEIGHT)
+    return described(panel.facet(alt.Facet("data:N", title=None), columns=2), entry.title, "")
