@@ -1,1 +1,1 @@
-"""Digits on Flower, weighed by Steelyard."""
+"""Digits on Flower, weighted by Steelyard."""

@@ -1,4 +1,4 @@
-"""The clients, as in any Flower app: nothing here knows of weighing."""
+"""The clients, as in any Flower app: nothing here knows of weights."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

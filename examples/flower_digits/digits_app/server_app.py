@@ -1,4 +1,4 @@
-"""The server: the lines marked with + are what weighing takes in an app that has FedAvg."""
+"""The server: the lines marked with + are what weights take in an app that has FedAvg."""
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord

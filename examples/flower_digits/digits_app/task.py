@@ -1,4 +1,4 @@
-"""The network, the rows of every client, training and testing: nothing here knows of weighing."""
+"""The network, the rows of every client, training and testing: nothing here knows of weights."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 SIZES = [450, 450, 100, 100, 100, 100]
-"""Rows of each client. The two biggest have wrong labels: every digit is called the next one."""
+"""Rows of each client. The two largest have wrong labels: every digit is called the next one."""
 WRONG = 2
 SERVER, TEST = slice(1300, 1360), slice(1360, None)
 """Rows that the server holds, and rows that nobody trains on."""
