@@ -14,8 +14,9 @@ from torch import nn
 
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import Simulation, evaluator
+from steelyard.clients.local.engines import table
 from steelyard.clients.local.engines.stacked import GraphEngine
-from steelyard.clients.local.engines.steps import MappedStep, StackStep
+from steelyard.clients.local.engines.steps import HandDerivedStep, MappedStep, StackStep
 from steelyard.learning.descent import Descent
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm, LocalSteps, Part, Vectors
@@ -65,19 +66,25 @@ def by_the_loop(name: str, network: str) -> list[Any]:
     return rounds(cases.simulated(NETWORKS[network]), AlgorithmSettings(name=name).made())
 
 
-def on_graphs(clients: Simulation) -> None:
-    """Let clients train as on a GPU: in buffers that graphs are captured over, here without graphs, two at a time."""
+def on_graphs(clients: Simulation, *, packed: bool) -> None:
+    """Let clients train as on a GPU: in buffers that graphs are captured over, here without graphs, two at a time.
+
+    Packed: whole models stand in the order of the kernels' steps, parts of them in the module's.
+    """
     context = clients.context
+    steps = table.hand_derived_steps(context.setup.module, context.setup.layout, "float32") if packed else None
 
     def step(descent: Descent, part: Part) -> StackStep:
-        return MappedStep(context.setup, descent, part)
+        whole = steps is not None and part == "everything"
+        return HandDerivedStep(steps, descent) if whole else MappedStep(context.setup, descent, part)
 
     context.engine.engine = GraphEngine(context.setup, step, "stacked/graph", 2)
 
 
+ON_GRAPHS = ("captured", "packed")
 ENGINES = {
     "mlp": "threads processes stacked:2 stacked/vmap captured",
-    "cnn": "threads fused fused/winograd stacked captured",
+    "cnn": "threads fused fused/winograd stacked captured packed",
 }
 TABLE = [
     (name, engine, f"{network}{how}")
@@ -90,18 +97,21 @@ TABLE = [
 
 @pytest.mark.parametrize(
     ("name", "engine", "network"),
-    # A third of them is enough for every day: each engine with each algorithm on some network.
-    [pytest.param(*each, marks=[pytest.mark.slow] * bool(number % 3)) for number, each in enumerate(TABLE)],
+    # Enough for every day: a third of them, and all that stand for a GPU.
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * bool(number % 3 and each[1] not in ON_GRAPHS))
+        for number, each in enumerate(TABLE)
+    ],
 )
 def test_every_engine_gives_what_the_loop_gives(name: str, engine: str, network: str) -> None:
-    clients = cases.simulated(NETWORKS[network], "loop" if engine == "captured" else engine)
-    if engine == "captured":
-        on_graphs(clients)
+    clients = cases.simulated(NETWORKS[network], "loop" if engine in ON_GRAPHS else engine)
+    if engine in ON_GRAPHS:
+        on_graphs(clients, packed=engine == "packed")
     found = rounds(clients, AlgorithmSettings(name=name).made())
     for ours, theirs in zip(found, by_the_loop(name, network), strict=True):
         # Up to some sixty float32 steps on sums of up to 64 numbers of about 1; norms divide by what may be small.
         assert ours == pytest.approx(theirs, abs=5e-4 if network.startswith("norm") else 5e-5)
-    if engine != "captured":
+    if engine not in ON_GRAPHS:
         assert cases.engine_of(clients).startswith(engine.partition(":")[0])  # And it did not fall back.
 
 

@@ -199,7 +199,7 @@ class HandSteps:
         flat = self._engine.restore(self._cohort, start)
         cohort, out = self._next(epochs, part).begin_at(flat), torch.empty_like(flat)
         self.losses = self._engine.stack(cohort, np.arange(len(cohort)), out, self._whole)
-        return self._engine.native(cohort, out)
+        return self._engine.native(self._cohort, out)
 
     def _next(self, epochs: int | None, part: Part) -> Cohort:
         """Return the cohort for one more training of this round, of so many epochs."""
