@@ -18,11 +18,11 @@ from tests.runs.records import CRITERIA, add, begun, record, state, updates
 
 from steelyard.runs.facts import RunFacts
 from steelyard.runs.glance import (
+    Glances,
     Writer,
     accuracies,
     find_runs,
     glance,
-    glances,
     read_writer,
     run_folder,
     started,
@@ -115,7 +115,7 @@ def test_runs_are_found_newest_first_and_never_by_a_link(links: Path) -> None:
     for name, when in (("old", 1000), ("deep/er/new", 2000)):
         for file in (links / name).glob("run.sqlite*"):
             os.utime(file, (when, when))
-    assert find_runs(links) == [seen.name for seen in glances(links)] == ["deep/er/new", "old"]
+    assert find_runs(links) == [seen.name for seen in Glances(links).look()] == ["deep/er/new", "old"]
     assert find_runs(links / "old") == ["."]
     assert_refused(lambda: find_runs(links / "missing"), "no such folder")
 

@@ -111,7 +111,7 @@ def made(
     folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: float, *door: str, ended: str = ""
 ) -> None:
     """Write a run of two rules, two seeds and two rounds; accuracy is the level, a tenth more in the second round."""
-    columns = {"backdoor": lambda number: np.array([0.25, 1.0 / number]), "backdoor_rows": lambda _: np.ones(2)}
+    columns = {"backdoor": lambda number: np.array([0.25, 1.0 / number]), "backdoor_rows": lambda _: np.array([3.0, 1.0])}
     folder.mkdir(parents=True)
     store = Store(folder)
     both = [("size", "DS", ROWS), ("detector", "TR", FLAGS)]
@@ -163,7 +163,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Client b is noisy in any case; hostile are c with one seed, b with the other."""
     folder = tmp_path_factory.mktemp("attacked")
     made(folder / "clean", OWN, 0.7)
-    made(folder / "sign-flip", HOSTILE, 0.4, "backdoor")
+    made(folder / "sign-flip", HOSTILE, 0.4)
     made(folder / "backdoor", HOSTILE, 0.6, "backdoor", "backdoor_rows")
     return folder
 
@@ -179,10 +179,10 @@ def test_what_hostile_clients_did_by_hand(attacked: Path) -> None:
     assert (detector.weight, detector.largest) == pytest.approx((0.25, 0.5))
     # Of the two that are honest one was left out in one of two rounds.
     assert (size.false_alarms, detector.false_alarms) == (None, 1 / 4)
-    # One row at a quarter and one at a half, in the last round; three and one where all test rows count.
+    # Three rows at a quarter and one at a half, in the last round.
     assert size.backdoor is not None
-    assert size.backdoor.values == pytest.approx((0.375,) * 2)
-    assert outcomes(attacked / "sign-flip", BASE.rounds)[0].backdoor.mean == pytest.approx(1.25 / 4)
+    assert size.backdoor.values == pytest.approx((1.25 / 4,) * 2)
+    assert outcomes(attacked / "sign-flip", BASE.rounds)[0].backdoor is None
     late = outcomes(attacked / "backdoor", BASE.rounds.model_copy(update={"last": 1}), attacked / "clean")
     assert late[0].accuracy.values == pytest.approx((0.8, 0.8))
     # Whoever is flawed is hostile where no other run says who was so before.

@@ -235,8 +235,9 @@ def new_folder(experiment: Description, out: str | Path | None) -> Path:
     folder = Path(out)
     if exists(folder):
         raise UserError(f"--out: {folder} holds a run already; allowed: a new folder, or `steelyard resume {folder}`")
-    # What a set-up that was killed has left is replaced; with its lock the experiment's file is of the run, too.
-    left = (files.LOCK, SET_UP, FOLDER, files.UPDATES)
+    # What a set-up that was killed has left is replaced; with its lock the experiment's file is of the run, too. A
+    # federation on one machine keeps what it needs in the folder of its run.
+    left = (files.LOCK, SET_UP, FOLDER, files.UPDATES, files.FLOWER)
     return empty_folder(folder, "--out", (*left, RUN_FILE) if files.is_file(folder / files.LOCK) else left)
 
 
