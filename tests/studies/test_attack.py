@@ -111,7 +111,8 @@ def made(
     folder: Path, flaws: Mapping[str, Mapping[str, Sequence[str]]], level: float, *door: str, ended: str = ""
 ) -> None:
     """Write a run of two rules, two seeds and two rounds; accuracy is the level, a tenth more in the second round."""
-    columns = {"backdoor": lambda number: np.array([0.25, 1.0 / number]), "backdoor_rows": lambda _: np.array([3.0, 1.0])}
+    rates = {"backdoor": lambda number: np.array([0.25, 1.0 / number])}
+    columns = {**rates, "backdoor_rows": lambda _: np.array([3.0, 1.0])}
     folder.mkdir(parents=True)
     store = Store(folder)
     both = [("size", "DS", ROWS), ("detector", "TR", FLAGS)]
