@@ -1,4 +1,4 @@
-"""What tables of results choose and compare: settings on validation rows, contrasts by seed, new items, images."""
+"""What tables of results choose: settings on validation rows, once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.contrasts import Contrast, differences, table
 from tests.recommend.conftest import two_tastes
 
 from benchmarks import recommend_tables
@@ -62,21 +61,3 @@ def test_settings_are_chosen_on_validation_rows_and_a_second_call_goes_on(
     recommend_tables.main()
     assert len(seen) == fits  # each fit of a baseline is kept
     assert capsys.readouterr().out == printed
-
-
-FAMILY = [Contrast("a", "X", "DS"), Contrast("a", "Y", "DS"), Contrast("b", "X", "DS")]
-
-
-def scores(seeds: int) -> dict[tuple[str, str, int], float]:
-    found = {("a", "DS", seed): 0.5 + 0.01 * seed for seed in range(seeds)}
-    found |= {("a", "X", seed): 0.6 + 0.01 * seed + 0.001 * (seed % 2) for seed in range(seeds)}
-    return found | {("a", "Y", seed): 0.5 + 0.01 * seed + 0.001 * (seed % 3 - 1) for seed in range(seeds)}
-
-
-def test_a_gain_an_equality_and_what_is_missing_are_told_apart() -> None:
-    assert differences(scores(4) | {("a", "X", 9): 0.9}, FAMILY[0]) == pytest.approx([0.1, 0.101, 0.1, 0.101])
-    _, _, gain, equal, missing = table(scores(10), FAMILY).splitlines()
-    assert gain.startswith("| a: X against DS | 10 of 10 | +10.05 ± 0.04 |")
-    assert gain.endswith("| ahead |")
-    assert equal.endswith("| equal within a point |")
-    assert missing == "| b: X against DS | 0 of 10 |  |  |  | not run |"

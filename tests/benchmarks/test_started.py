@@ -23,7 +23,6 @@ from steelyard.studies.attack import under_attack
 SMALLEST: dict[str, str] = {
     "cell_images": "--out out --seeds 1 --rounds 1 --images 100",
     "contributions": "--seeds 2 --rounds 2 --clients 3 --only two",
-    "contrasts": "out",
     "kernels": "--device cpu --tiny --out kernels.md",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
@@ -48,7 +47,6 @@ SLOW: dict[str, str] = {
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
     "looking": "3 4",
-    "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",
     "processors": "--scenes clean --seeds 1",
     "published": "out --data mnist --splits IID --rules fedavg --tiny",
     "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",

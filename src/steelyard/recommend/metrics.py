@@ -296,7 +296,8 @@ class ItemCoverageShare(Metric):
 class Gini(Metric):
     """G@k = 1 − Σ_i (2i − n − 1) m(i) / ((n − 1) Σ m), items ascending by how often they are shown (Eq. 2.10).
 
-    Over the whole catalogue of n items, those never shown included; 1 is equality, so more is better.
+    Over the whole catalogue of n items, those never shown included, where the printed equation has those shown alone:
+    the thesis' tables are met this way. 1 is equality, so more is better.
     """
 
     name = "gini"
