@@ -12,6 +12,7 @@ from tests.warm import ROOT
 from steelyard.base.measures import show_estimate
 from steelyard.studies.arena import judge
 from steelyard.studies.checking import ArenaArchive, check_archive
+from steelyard.studies.paper_table import entries, found_of, read_rows
 from steelyard.studies.verdict import ArenaDocument
 
 RESULTS = ROOT / "docs" / "results"
@@ -55,6 +56,44 @@ def test_what_is_said_of_the_third_papers_table_follows_from_its_cells() -> None
     page = " ".join((RESULTS / "seeds.md").read_text(encoding="utf-8").split())
     assert "with DS first {} and {} % from DS".format(*far("DS", "DS")) in page
     assert "MD-first orders are {} and {} % from *LD alone*".format(*far("MD", "LD")) in page
+
+
+def test_the_page_of_the_papers_is_made_from_the_ledger() -> None:
+    """`python docs/ledger.py` writes it; every row says how it stands, and entries are those of `steelyard paper`."""
+    ledger = beside("ledger")
+    page = (RESULTS / "seeds.md").read_text(encoding="utf-8")
+    assert ledger.written(page) == page
+    claims = ledger.claims()
+    assert len({claim["id"] for claim in claims}) == len(claims)
+    stands = r"reproduced|differs|run|built|not shown|removed|contradicted|not found|as Table"
+    assert [claim["id"] for claim in claims if not re.search(stands, claim["here"])] == []
+    assert {claim["entry"] for claim in claims if "entry" in claim} <= {*entries()}
+
+
+VALUES = ROOT / "benchmarks" / "results" / "papers"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in VALUES.glob("*.csv")))
+def test_stored_values_have_every_seed_of_their_claims(name: str) -> None:
+    found = found_of(name, read_rows(VALUES / f"{name}.csv"))
+    assert [claim.claim for claim in found.claims if claim.verdict.startswith("not tested")] == []
+    assert any(row.ours.values for row in found.rows)
+
+
+@pytest.mark.parametrize("page", ["seeds", "adafed"])
+def test_contrasts_on_pages_follow_from_the_stored_seeds(page: str) -> None:
+    """Gain, p and verdict of each row of a table of contrasts are those of a claim."""
+    found = found_of("contrasts", read_rows(VALUES / "contrasts.csv"))
+    claims = {show_estimate(each.gain, 2, 100.0, signed=True).replace("+0.00", "0.00"): each for each in found.claims}
+    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| contrast \| seeds \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, flags=re.M)
+    rows = [line.strip("| ").split(" | ") for table in tables for line in table.splitlines()]
+    assert len(rows) >= (len(claims) if page == "seeds" else 1)
+    for row in rows:
+        claim = claims[row[2]]
+        assert claim.p == pytest.approx(float(row[3]), rel=0.2)  # printed with one digit
+        said = claim.verdict.replace("within the margin", "within a point").replace("than the margin", "than a point")
+        assert row[5].replace("*", "") == said
 
 
 def in_points(gain: float) -> str:
