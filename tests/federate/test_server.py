@@ -167,8 +167,9 @@ def test_a_superexec_that_dies_is_started_again(served: Served) -> None:
     wait_until(lambda: len(found()) == 1, 60, "no SuperExec")
     (before,) = found()
     os.kill(before, signal.SIGKILL)
+    said = "the SuperExec, which starts runs, ended (code -9)"
+    wait_until(lambda: said in (served.folder / "superlink.log").read_text(), 60, "not noticed")
     wait_until(lambda: len(found()) == 1 and found() != [before], 60, "not started again")
-    assert "the SuperExec, which starts runs, ended (code -9)" in (served.folder / "superlink.log").read_text()
 
 
 def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
