@@ -31,7 +31,7 @@ def main() -> None:
     torch.manual_seed(0)
     job = CCWFJob(name="swarm", min_clients=given.sites)
     job.add_swarm(
-        server_config=SwarmServerConfig(num_rounds=given.rounds),
+        server_config=SwarmServerConfig(num_rounds=given.rounds, min_clients=given.sites),
         client_config=SwarmClientConfig(
             executor=ScriptRunner(script=str(Path(__file__).with_name("client.py"))),
             aggregator=WeighedAggregator(given.rule, size="rows", folder=str(journals)),  # +

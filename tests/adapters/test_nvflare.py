@@ -172,7 +172,8 @@ def test_a_recipe_writes_it_into_a_job(tmp_path: Path) -> None:
 def test_the_diff_of_the_page_makes_a_weighed_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
-    names: dict[str, Any] = {"FedAvgRecipe": FedAvgRecipe, "Net": lambda: torch.nn.Linear(2, 2)}
+    net = {"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 2}}
+    names: dict[str, Any] = {"FedAvgRecipe": FedAvgRecipe, "Net": lambda: net}
     exec(of_diff("nvflare-job.md"), names)
     names["recipe"].export("jobs")
     (config,) = Path("jobs").rglob("config_fed_server.json")
