@@ -38,6 +38,12 @@ def hold(name: str, data: str, values: list[Value]) -> None:
         found = {value.measure for value in values if value.system == system.name and value.data == data}
         assert found <= set(entry.measures)
         assert found, system.name
+        for series in found:
+            # A series goes from rank 1 on, also where each value of a field is a system.
+            if series.startswith(("sent:", "shown:")):
+                ranks = [value.x for value in values if (value.system, value.measure) == (system.name, series)]
+                assert ranks == list(range(1, len(ranks) + 1))
+                assert len(ranks) > 100
 
 
 @pytest.mark.parametrize(("name", "data"), QUICK.items())

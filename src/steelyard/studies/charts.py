@@ -195,8 +195,10 @@ def paper_chart(entry: Entry, values: Sequence[Value]) -> alt.FacetChart | None:
     if drawing.lines and not rows["name"].duplicated().any():
         rows["system"] = rows["name"].str.partition(",")[0]
     across = alt.X("x:Q", title="" if drawing.x == "x" else drawing.x, scale=alt.Scale(zero=False))
-    up = alt.Y("y:Q", title=drawing.y, scale=alt.Scale(zero=False))
-    base = alt.Chart(rows).encode(across, up, alt.Color("system:N", title=None), tooltip=["name:N", "x:Q", "y:Q"])
+    up = alt.Y("y:Q", title=drawing.name or drawing.y, scale=alt.Scale(zero=False))
+    base = alt.Chart(alt.InlineData(values=rows.to_dict("records"))).encode(
+        across, up, alt.Color("system:N", title=None), tooltip=["name:N", "x:Q", "y:Q"]
+    )
     marked = base.mark_line(point=len(rows) < 200) if drawing.lines else base.mark_point(filled=True, size=60)
     panel = marked.properties(width=WIDTH // 2, height=HEIGHT)
     return described(panel.facet(alt.Facet("data:N", title=None), columns=2), entry.title, "")

@@ -107,6 +107,8 @@ class Paper(Study):
             if system.baseline:
                 point = self._point(cell) or self._best(folder, cell)
                 settings = {**self._given(cell, of_experiment=False), **point}
+                if self.tiny and "epochs" in settings:
+                    settings["epochs"] = 1
                 asked = measures[:1] if self._point(cell) else measures
                 measured = of_baseline(experiment, system.baseline, settings, seed, asked)
             else:
@@ -114,7 +116,7 @@ class Paper(Study):
                 measured = of_lists(folder / cell.folder, measures)
             chosen = "".join(f", {name} {value}" for name, value in self._point(cell).items())
             values = [
-                Value(cell.name, system.name + chosen, seed, name, at if system.at is None else system.at, value)
+                Value(cell.name, system.name + chosen, seed, name, at or system.at or 0.0, value)
                 for name, at, value in measured
             ]
         files.write(self._kept(folder, cell), as_csv(values).encode())

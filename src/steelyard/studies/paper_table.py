@@ -92,6 +92,8 @@ class Drawing(Section):
 
     x: str = "x"
     y: str
+    name: str = ""
+    """Of what goes up, where the measure's is none."""
     lines: bool = True
 
 
