@@ -41,6 +41,10 @@ class Clients(Protocol):
         """Return the stable ids of all registered clients, ascending."""
         ...
 
+    def samples(self, seed: int) -> Mapping[str, int]:
+        """Return how many samples each client trains on, where it is known before a round; empty where it is not."""
+        return {}
+
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         """Do the tasks and return one answer each, in order; clients that fail are named in the answer."""
         ...
@@ -104,6 +108,9 @@ class WrappedClients(Clients):
 
     def names(self, seed: int) -> Sequence[str]:
         return self.clients.names(seed)
+
+    def samples(self, seed: int) -> Mapping[str, int]:
+        return self.clients.samples(seed)
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return self.clients.train(tasks)

@@ -11,7 +11,7 @@ from steelyard.base.errors import UserError, listed
 from steelyard.data import PartitionSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.privacy.hidden import check_cohort
-from steelyard.privacy.settings import FEWEST, AggregationSettings, CentralSettings, PrivacySettings
+from steelyard.privacy.settings import FEWEST, SIZE, AggregationSettings, CentralSettings, PrivacySettings
 from steelyard.rounds.plan import ContributionSettings, RoundSettings
 from steelyard.weighing import criterion as registry
 from steelyard.weighing.criterion import Capabilities, unmet
@@ -34,11 +34,17 @@ def check_rule(
     checked = _Rule(name, rule, criteria, classes)
     if privacy.central is not None:
         checked.with_central(privacy, privacy.central)
-    if privacy.local is not None:
-        checked.releases(privacy, [criterion for criterion in criteria if criterion.measured_by == "client"])
-        checked.with_local()
+    if privacy.local is not None or privacy.records is not None:
+        checked.releases(privacy, released_by_clients(privacy, criteria))
+        checked.with_local(privacy)
     if privacy.aggregation is not None:
         checked.with_aggregation(privacy)
+
+
+def released_by_clients(privacy: PrivacySettings, criteria: Sequence[registry.Criterion]) -> list[registry.Criterion]:
+    """Return the criteria that clients measure and release; with records it is known how many samples each has."""
+    known = SIZE if privacy.records is not None else ""
+    return [criterion for criterion in criteria if criterion.measured_by == "client" and criterion.name != known]
 
 
 @dataclass(frozen=True)
@@ -110,9 +116,16 @@ class _Rule:
         else:
             self.releases(privacy, self.criteria)
 
-    def with_local(self) -> None:
+    def with_local(self, privacy: PrivacySettings) -> None:
         """Refuse what devices with noise do not release."""
         for criterion in self.criteria:
+            if criterion.needs.label_counts and privacy.criteria != "public":
+                self._refuse(
+                    "weighing.criteria",
+                    f"uses {criterion.name}, for which clients send how many samples of each class they have, and no "
+                    "noise covers that",
+                    "criteria that do not need it, or privacy.criteria = 'public', which declares them known",
+                )
             if criterion.needs.first_losses:
                 self._refuse(
                     "weighing.criteria",
@@ -256,7 +269,7 @@ def check_selection(privacy: PrivacySettings | None, rounds: RoundSettings) -> N
     """
     if privacy is None or rounds.select.plain:
         return
-    for field in ("central", "local"):
+    for field in ("central", "local", "records"):
         if getattr(privacy, field) is not None:
             what = f"by = '{rounds.select.by}'" if rounds.select.by != "uniform" else "clients that come and go"
             raise UserError(
@@ -278,6 +291,8 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
     """Refuse an algorithm whose server needs more than one noisy or hidden sum of a round."""
     if privacy is None:
         return
+    if privacy.records is not None:
+        _check_records(algorithm)
     fields = {"central": privacy.central, "local": privacy.local, "aggregation": privacy.aggregation}
     field = next((name for name, section in fields.items() if section is not None), None)
     if field is None:
@@ -308,6 +323,25 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
             f"privacy.{field}: the server of {algorithm.name} needs single updates, and here it has only their sum; "
             "allowed: an algorithm that needs the sum alone"
         )
+
+
+def _check_records(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose clients look at their samples more often than the steps that are counted.
+
+    What an algorithm keeps or sends beside the models (SCAFFOLD's control variates) follows from noisy models alone.
+    """
+    why = {
+        "takes its steps itself, in a way of its own": algorithm.by_hand,
+        "has clients train a second time in each round": type(algorithm).again is not Algorithm.again,
+        "has clients train once more before they test": algorithm.tunes,
+        "has clients try each other's models on their samples": algorithm.listens or algorithm.held_back > 0,
+    }
+    for what, does in why.items():
+        if does:
+            raise UserError(
+                f"privacy.records: {algorithm.name} {what}, which the privacy ledger does not count; allowed: fedavg, "
+                "fedprox, scaffold and others whose clients train once in a round"
+            )
 
 
 # Whether a run can say what its clients added.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from steelyard.data.dataset import Dataset, DatasetOrSeeded
     from steelyard.data.preparation import Preparation
     from steelyard.data.sources.csv import Csv
+    from steelyard.learning.records import RecordNoise
 
 
 class FederationSettings(WeighingSettings):
@@ -458,6 +459,13 @@ class Description(Kind):
     def round_chosen_by(self) -> Literal["server", "clients"] | None:
         """Whose rows choose the best round; None where none is asked for."""
         return "clients" if self.rounds.chooses else None
+
+    def record_noise(self, most: float | None = None) -> RecordNoise | None:
+        """Return what clients do to their samples' gradients; `most` is the ε that the owner of a node allows.
+
+        None where they do nothing, as in all kinds without samples.
+        """
+        return None
 
     @property
     def refuses_statistics(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from steelyard.base import files
 from steelyard.base.errors import UserError, listed
+from steelyard.experiment.checks import released_by_clients
 from steelyard.privacy.accounting import check_accounting
 from steelyard.privacy.clipping import DeviceNoise
 from steelyard.privacy.ledger import Ledger
@@ -35,8 +36,8 @@ def noise_of_devices(
     privacy: PrivacySettings, criteria: Sequence[Criterion], classes: int | None, rounds: int
 ) -> DeviceNoise:
     """Return what devices do to their answers; the same on a node as in a simulation."""
-    measured = [criterion for criterion in criteria if criterion.measured_by == "client"]
-    noise = device_noise(privacy, rounds, len(measured))
+    measured = released_by_clients(privacy, criteria)
+    noise = 0.0 if privacy.records is not None else device_noise(privacy, rounds, len(measured))
     return DeviceNoise(privacy, noise, criteria_bounds(privacy, measured, classes))
 
 
@@ -45,7 +46,7 @@ def private_rounds(
 ) -> PrivateRounds | None:
     """Return what keeps an experiment's guarantee; None where it gives none. Its ledger is opened with the folder."""
     privacy = experiment.privacy
-    if privacy is None or (privacy.central is None and privacy.local is None):
+    if privacy is None or not privacy.noise:
         return None
     # For speed of start: rounds import torch.
     from steelyard.rounds.private import PrivateRounds
@@ -56,7 +57,9 @@ def private_rounds(
         privacy,
         plan,
         bounds=criteria_bounds(privacy, list(criteria.values()), experiment.capabilities().classes),
-        device_criteria=sum(criterion.measured_by == "client" for criterion in criteria.values()),
+        device_criteria=len(released_by_clients(privacy, list(criteria.values()))),
+        records=experiment.record_noise(),
+        samples=clients.samples,
     )
     private.prepare(federations, {federation.seed: clients.names(federation.seed) for federation in federations})
     return private
@@ -88,16 +91,18 @@ def remaining(
 def guarantee_record(private: PrivateRounds, federations: Sequence[Federation], states: States) -> Promise:
     """Return what was guaranteed and what was spent, as a run's record keeps it."""
     settings, kept = private.settings, [f for f in federations if f.rule.settings.trained_by == "clients"]
-    section = settings.central or settings.local
+    section, source = settings.noisy, settings.source
     assert section is not None
+    assert source is not None
     return Promise(
-        model="central" if settings.central is not None else "local",
+        model=source,
         delta=private.delta,
         budget=settings.budget.epsilon,
         accountant="pld",
         clip=section.clip,
         noise={f.name: private.noise(f.name) for f in kept},
         epsilon={f.name: private.epsilon(f.name) for f in kept},
+        clients={f.name: private.by_client(f.name) for f in kept} if source == "records" else {},
         together=private.ledger.together().epsilon(private.delta),
         neighbours=private.neighbours,
         charges=len(private.ledger.charges),
@@ -127,6 +132,8 @@ def guarantee_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[s
         )
     if privacy.central is not None:
         notes.append("the server is trusted, and so is this run's folder: it holds figures of single clients")
+    if privacy.records is not None:
+        notes.append("how many samples each client has, and what [data] makes of columns, counts as known")
     if privacy.noise:
         notes.append("scores that clients report of their test rows are not covered by the guarantee")
     return notes

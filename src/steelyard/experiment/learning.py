@@ -23,7 +23,13 @@ from steelyard.data.facts import FactSettings
 from steelyard.data.preparation import Preparation, Target
 from steelyard.data.sources.csv import Csv
 from steelyard.data.sources.source import Memory
-from steelyard.experiment.checks import check_cohorts, check_common_model, check_measure, check_private
+from steelyard.experiment.checks import (
+    check_cohorts,
+    check_common_model,
+    check_measure,
+    check_private,
+    released_by_clients,
+)
 from steelyard.experiment.description import Description, FederationSettings
 from steelyard.experiment.node_rows import as_read, own_partition, own_reading, refuse_other
 from steelyard.learning.effective_rows import effective_rows_of
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset, DatasetOrSeeded
     from steelyard.experiment.simulation import LearningSections
+    from steelyard.learning.records import RecordNoise
     from steelyard.privacy.clipping import DeviceNoise
 
 
@@ -78,6 +85,8 @@ class LearningDescription(Description):
             check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
         if self.clock is not None and self.clock.late == "next":
             check_late(self.rules(), self.algorithm, self.privacy)
+        if self.privacy is not None and self.privacy.records is not None:
+            self._check_records()
         for index, flaw in enumerate(self.flaws):
             if flaw.kind == "adaptive" and self.privacy is not None:
                 raise UserError(
@@ -85,6 +94,19 @@ class LearningDescription(Description):
                     "cannot try out; allowed: the other kinds, or no [privacy]"
                 )
         return self
+
+    def _check_records(self) -> None:
+        """Refuse what would train on samples in another way than is counted."""
+        if self.compute.engine not in ("auto", "loop"):
+            raise UserError(
+                f"compute.engine: got '{self.compute.engine}' with privacy.records, which takes the gradient of each "
+                "sample by itself in an engine of its own; allowed: auto"
+            )
+        if any(flaw.kind == "few-steps" for flaw in self.flaws):
+            raise UserError(
+                "flaws: got 'few-steps' with privacy.records, and a client that leaves samples out takes the others "
+                "more often than is counted; allowed: the other kinds"
+            )
 
     def check_algorithms(self, *, own_code: bool) -> None:
         super().check_algorithms(own_code=own_code)
@@ -247,15 +269,16 @@ class LearningDescription(Description):
 
         self.check_federated()
         check_flaws_on_node(self.flaws, self._share())
-        return host_learning(self._sections(), seed=self.seed, node=node, rows_behind=self._rows_behind)
+        return host_learning(self._sections(node.epsilon), seed=self.seed, node=node, rows_behind=self._rows_behind)
 
-    def _sections(self) -> LearningSections:
+    def _sections(self, most: float | None = None) -> LearningSections:
         from steelyard.experiment.simulation import LearningSections
 
         return LearningSections(
             *(self.data, self.partition, self.flaws, self.facts, self.model, self.training, self.compute),
             criteria=self.criteria(),
             noise=self._device_noise(),
+            records=self.record_noise(most),
         )
 
     def _rows_behind(self, size: int, count: int) -> float:
@@ -263,11 +286,20 @@ class LearningDescription(Description):
         rates = {self.rate(round) for round in range(1, self.rounds.count + 1)}
         return min(effective_rows_of(count, size, self.training, made, sorted(rates)) for made in self.algorithms())
 
+    def record_noise(self, most: float | None = None) -> RecordNoise | None:
+        from steelyard.learning.records import RecordNoise
+
+        if self.privacy is None or self.privacy.records is None:
+            return None
+        criteria = len(released_by_clients(self.privacy, self.criteria()))
+        rules = sum(rule.trained_by == "clients" for rule in self.rules().values())
+        return RecordNoise(self.privacy, self.training, self.rounds.count, criteria=criteria, most=most, rules=rules)
+
     def _device_noise(self) -> DeviceNoise | None:
-        """Return what devices add to what they send; None where they add nothing."""
+        """Return what devices do to what they send; None where they do nothing."""
         from steelyard.experiment.guarantees import noise_of_devices
 
-        if self.privacy is None or self.privacy.local is None:
+        if self.privacy is None or self.privacy.source in (None, "central"):
             return None
         return noise_of_devices(self.privacy, self.criteria(), self.capabilities().classes, self.rounds.count)
 

@@ -68,6 +68,7 @@ def host_learning(
     clients = Simulation(
         lambda wanted: first if wanted == seed else _population(sections, dataset, wanted, node),
         *(sections.model, sections.training, _compute(sections.compute), sections.criteria),
+        records=sections.records,
     )
     columns = _columns(sections, dataset, seed, first.names, node)
     return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about, _of_facts(first), columns)
@@ -103,6 +104,7 @@ def _guarded_rows(
     clients = Simulation(
         lambda _: fixed,
         *(sections.model, sections.training, _compute(sections.compute), sections.criteria),
+        records=sections.records,
     )
     tested = {rows.client: len(rows.test) for rows in fixed.clients}
     labelled = fixed.label_counts() if dataset.classes else {}

@@ -125,6 +125,11 @@ class RecommendDescription(Description):
                 "privacy.aggregation: given, but users send rows of single items, and the choice of rows would "
                 "show what the masks hide; allowed: privacy.local, which adds noise to every row"
             )
+        if privacy.records is not None:
+            raise UserError(
+                "privacy.records: given, but users of a recommender send rows of items, not what steps over samples "
+                "make of a model; allowed: privacy.local, which adds noise to every row"
+            )
         if privacy.central is not None:
             raise UserError(
                 "privacy.central: given, but the server sees which rows each single user sends; allowed: "

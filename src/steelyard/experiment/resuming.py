@@ -77,7 +77,7 @@ def changed_experiment(folder: Path, facts: RunFacts, *, accept: bool) -> list[s
     before = flat_fields(parse(facts.experiment_text or "", "the run's own record of its experiment"))
     now = flat_fields(parse(own_text(path), str(path)))
     ledger = facts.salt is not None or files.is_file(folder / files.LEDGER)
-    if ledger and not any(name.startswith(("privacy.central.", "privacy.local.")) for name in now):
+    if ledger and not any(name.startswith(("privacy.central.", "privacy.local.", "privacy.records.")) for name in now):
         raise UserError(
             f"{path}: privacy: missing, but this run keeps a privacy ledger; allowed: the section with which it "
             "began, or a new run"

@@ -21,6 +21,7 @@ from steelyard.data.facts import FactSettings
 from steelyard.data.scaling import normalised
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
+from steelyard.learning.records import RecordNoise
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.payloads import Counts, ServerTest
 from steelyard.privacy.clipping import DeviceNoise
@@ -43,6 +44,8 @@ class LearningSections:
     criteria: Sequence[Criterion]
     noise: DeviceNoise | None
     """What every device adds to what it sends; None: nothing."""
+    records: RecordNoise | None = None
+    """What every client does to the gradients of its samples; None: nothing."""
 
     def population(self, dataset: Dataset, seed: int, *, everyone: bool = True) -> Population:
         """Share out a data set; `everyone`: all clients that [facts] names are here."""
@@ -101,11 +104,14 @@ def simulate(
         _Seeded(given, data) if callable(given) else _always(given if dataset is None else normalised(given, data))
     )
     ranks = current()
+    if ranks is not None and sections.records is not None:
+        raise UserError("WORLD_SIZE: several processes were started, and privacy.records trains in one; allowed: 1")
     compute = sections.compute if ranks is None else on_rank(sections.compute, ranks.place)
     clients = Simulation(
         lambda seed: sections.noted(sections.population(samples(seed), seed)),
         *(sections.model, sections.training, compute, sections.criteria),
         rounds=rounds,
+        records=sections.records,
     )
     server = SimulationServer(clients)
     if ranks is not None and ranks.place.rank == 0 and experiment is not None:

@@ -187,10 +187,11 @@ def _further(experiment: Description) -> set[str]:
     """
     needs = [criterion.needs for criterion in experiment.criteria()]
     privacy = experiment.privacy
-    noisy = privacy is not None and privacy.local is not None
+    source = None if privacy is None else privacy.source
+    noisy = source in ("local", "records")
     public = not noisy or (privacy is not None and privacy.criteria == "public")
     asked = {
-        "steps": not noisy and experiment.optimiser is not None,
+        "steps": source != "local" and experiment.optimiser is not None,
         "first_losses": not noisy and any(need.first_losses for need in needs),
         "label_counts": public and any(need.label_counts for need in needs),
     }

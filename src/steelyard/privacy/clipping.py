@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from steelyard.base.errors import UserError
-from steelyard.messages.payloads import DenseModels, spans
+from steelyard.messages.payloads import DenseModels, Payload, spans
 from steelyard.messages.updates import Floats, Task, Updates
 from steelyard.privacy.noise import (
     Source,
@@ -41,7 +41,7 @@ from steelyard.privacy.noise import (
     normals,
     randomised_response,
 )
-from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.settings import SIZE, LocalSettings, PrivacySettings
 
 SLACK = 1e-9
 """Updates are clipped to C less this share: norms of millions of numbers round, and the bound must hold."""
@@ -76,6 +76,22 @@ def bounded_sum(models: torch.Tensor, parameters: torch.Tensor, coefficients: Fl
     return total
 
 
+def clipped_sum(
+    models: torch.Tensor, parameters: torch.Tensor, weights: Floats, clip: float, fine: float
+) -> torch.Tensor:
+    """Return Σ w_a clip_C(Θ_a − Θ) in steps of the lattice; who holds NaN or an infinite number is left out."""
+    coefficients = weights * clip_factors(lengths_of(models, parameters), clip)
+    if not coefficients.all():
+        models, coefficients = models[torch.from_numpy(coefficients > 0)], coefficients[coefficients > 0]
+    return bounded_sum(models, parameters, coefficients, fine)
+
+
+def noise_on(like: torch.Tensor, deviation: float, fine: float, source: Source) -> torch.Tensor:
+    """Return Gaussian noise of that standard deviation for each number of a vector, in steps of the lattice."""
+    noise = np.rint(normals(source, len(like)) * (deviation / fine))
+    return torch.from_numpy(noise).to(like.device)
+
+
 def noisy_sum(
     models: torch.Tensor,
     parameters: torch.Tensor,
@@ -91,12 +107,7 @@ def noisy_sum(
     infinite number is left out: no clipping bounds it, and where it holds them is a fact of the data without noise.
     """
     fine = lattice_step(deviation)
-    coefficients = weights * clip_factors(lengths_of(models, parameters), clip)
-    if not coefficients.all():
-        models, coefficients = models[torch.from_numpy(coefficients > 0)], coefficients[coefficients > 0]
-    steps = bounded_sum(models, parameters, coefficients, fine)
-    noise = np.rint(normals(source, len(steps)) * (deviation / fine))
-    steps += torch.from_numpy(noise).to(steps)
+    steps = clipped_sum(models, parameters, weights, clip, fine) + noise_on(parameters, deviation, fine, source)
     for begin, end in frozen:
         steps[begin:end] = 0.0
     moved = parameters.to(steps) + steps * fine
@@ -107,10 +118,6 @@ def _changes(models: torch.Tensor, parameters: torch.Tensor) -> Iterator[tuple[s
     """Yield Θ_a − Θ of all models in double precision, some parameters at a time, and which these are."""
     for here in spans(models.shape[1], len(models), models.device.type):
         yield here, models[:, here].double() - parameters[here].to(models.device).double()
-
-
-SIZE = "DS"
-"""The criterion that is a client's number of samples."""
 
 
 def noised(
@@ -180,7 +187,10 @@ def without_losses(updates: Updates) -> Updates:
 
 
 class DeviceNoise:
-    """What a device does to its answers before it sends them."""
+    """What a device does to its answers before it sends them; under [privacy.records] its model carries noise already.
+
+    How many samples a client has is known to all there, so that it stays with its answer.
+    """
 
     def __init__(
         self, settings: PrivacySettings, noise: float, bounds: Mapping[str, float], source: Source | None = None
@@ -200,32 +210,39 @@ class DeviceNoise:
 
     def applied(self, task: Task, updates: Updates) -> Updates:
         """Return the answers of some devices to a task as they may leave them, each noised by itself."""
-        models, local = updates.payload.dense, self.settings.local
-        assert local is not None
-        deviation = self.noise * 2.0 * local.clip
+        local = self.settings.local
+        if local is not None:
+            updates = replace(updates, payload=self._noisy(task, updates, local), bytes_sent=None, steps=None)
+        # A loss says something of the data: 0 travels in its place, and the server takes it for unknown.
+        return replace(self._sent(updates), losses=np.zeros(len(updates.clients)), first_losses=None)
+
+    def _noisy(self, task: Task, updates: Updates, local: LocalSettings) -> Payload:
+        models, deviation = updates.payload.dense, self.noise * 2.0 * local.clip
         if models is not None:
-            noisy = noisy_models(models, task.parameters, local.clip, deviation, self.source)
-        elif (noisy := updates.payload.noised(local.clip, deviation, self.source)) is None:
+            return noisy_models(models, task.parameters, local.clip, deviation, self.source)
+        if (noisy := updates.payload.noised(local.clip, deviation, self.source)) is None:
             raise UserError(
                 "privacy.local: noise cannot be added to what these clients send; allowed: no [privacy.local]"
             )
-        sent = self._sent(replace(updates, payload=noisy, bytes_sent=None))
-        # A loss says something of the data: 0 travels in its place, and the server takes it for unknown.
-        return replace(sent, losses=np.zeros(len(updates.clients)), first_losses=None, steps=None)
+        return noisy
 
     def _sent(self, updates: Updates) -> Updates:
         """Return the answers with what may be sent beside the update: public as it is, charged with noise."""
         if self.settings.criteria == "public":
             return updates
-        count, names = len(updates.clients), list(updates.criteria)
-        hidden = replace(updates, samples=np.ones(count, dtype=np.int64), label_counts=None, criteria={})
+        count, sized = len(updates.clients), self.settings.records is not None
+        known = {name: values for name, values in updates.criteria.items() if sized and name == SIZE}
+        names = [name for name in updates.criteria if name not in known]
+        hidden = replace(updates, label_counts=None, criteria=known)
+        if not sized:
+            hidden = replace(hidden, samples=np.ones(count, dtype=np.int64))
         if self.settings.criteria is None or not names:
             return hidden
         raw = np.stack([updates.criteria[name] for name in names], axis=1)
         bounds = np.array([self._bounds[name] for name in names])
         values = noised(raw, bounds, self.criteria_noise, self.source, self.settings)
-        found = {name: values[:, column] for column, name in enumerate(names)}
-        if SIZE not in found:
+        found = {**known, **{name: values[:, column] for column, name in enumerate(names)}}
+        if sized or SIZE not in found:
             return replace(hidden, criteria=found)
         # A size is a whole number from 1, and a server refuses one that differs from the samples that are claimed.
         size = np.maximum(1.0, np.rint(found[SIZE]))

@@ -95,6 +95,10 @@ class Account:
             found.add(charge)
         return found
 
+    def of(self, client: str) -> Spending:
+        """Return what was spent about one client."""
+        return self.everybody + self.single.get(client, Counter())
+
     def worst(self) -> list[Spending]:
         """Return what was spent about the clients that may have been hit worst; the others are no worse off."""
         distinct = {frozenset(mine.items()) for mine in self.single.values()} or {frozenset[tuple[Release, int]]()}

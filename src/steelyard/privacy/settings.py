@@ -62,18 +62,20 @@ LEAST_DELTA = 1e-12
 """Below this, distributions of losses are mostly rounding; no federation has so many clients that it would matter."""
 OWNERS_DELTA = 1e-5
 """δ by which the owner of a device counts what it releases, whatever δ a server names."""
+SIZE = "DS"
+"""The criterion that is a client's number of samples."""
 Positive = Annotated[float, Field(gt=0)]
 Noise = Annotated[float, Field(ge=1e-3, le=1e6)]
 """A noise multiplier: less guarantees nothing and has no ε that a computer could count, more drowns everything."""
 
 
-def check_delta(field: str, delta: float, clients: float, allow: str) -> None:
-    """Refuse a δ that guarantees nothing: 1/clients or more; `allow` names the option that allows it."""
-    clients = max(clients, 2)  # nobody plans for one client alone
-    if delta * clients >= 1:
+def check_delta(field: str, delta: float, count: float, allow: str, unit: str = "client") -> None:
+    """Refuse a δ that guarantees nothing: one over the number of units or more; `allow` names what allows it."""
+    count = max(count, 2)  # nobody plans for one alone
+    if delta * count >= 1:
         raise UserError(
-            f"{field}: got {delta:g} with {clients:g} clients, where publishing all data of one client drawn at random "
-            f"would still satisfy the guarantee; allowed: below {1 / clients:g}, or {allow}"
+            f"{field}: got {delta:g} with {count:g} {unit}s, where publishing all data of one {unit} drawn at random "
+            f"would still satisfy the guarantee; allowed: below {1 / count:g}, or {allow}"
         )
 
 
@@ -126,6 +128,20 @@ class LocalSettings(Section):
     """z: the noise is z·2C on every parameter; default: the least that keeps to privacy.budget.epsilon."""
 
 
+class RecordSettings(Section):
+    """[privacy.records]: every client clips the gradient of each sample and adds noise to their sum (DP-SGD).
+
+    What leaves a client then tells little of any one of its samples; nobody is trusted. `training.batch_size` is the
+    expected size of a batch: each sample is in it with probability batch_size / samples.
+    """
+
+    clip: Positive
+    """C: no sample's gradient is longer than this (L2 norm over all parameters); longer ones are shortened."""
+    noise: Noise | None = None
+    """z: the noise is z·C on every number of a batch's summed gradients; default: for each client the least with which
+    its own samples keep to privacy.budget.epsilon."""
+
+
 class PrivacySettings(Section):
     """[privacy]: which privacy clients are guaranteed; without this section none."""
 
@@ -133,6 +149,8 @@ class PrivacySettings(Section):
     """The server clips every update and adds noise to their weighted sum."""
     local: LocalSettings | None = None
     """Every device clips its update and adds noise before it sends it."""
+    records: RecordSettings | None = None
+    """Every client trains so that what it sends tells little of any one of its samples."""
     aggregation: AggregationSettings | None = None
     """The server learns the weighted sum of the updates only, never a single one; by itself this adds no noise."""
     budget: BudgetSettings = BudgetSettings()
@@ -155,10 +173,16 @@ class PrivacySettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> PrivacySettings:
-        if self.central is None and self.local is None and self.aggregation is None:
+        if not self.noise and self.aggregation is None:
             raise UserError(
-                "central: missing, and so are local and aggregation; allowed: one of the three, or local with "
-                "aggregation"
+                "central: missing, and so are local, records and aggregation; allowed: one of the four, or local or "
+                "records with aggregation"
+            )
+        if self.records is not None and (self.central is not None or self.local is not None):
+            other = "central" if self.central is not None else "local"
+            raise UserError(
+                f"records: given together with {other}, but one protects samples and the other clients, and a ledger "
+                "counts for one of the two; allowed: one of them"
             )
         if self.central is not None and self.local is not None:
             raise UserError(
@@ -176,10 +200,22 @@ class PrivacySettings(Section):
     @property
     def noise(self) -> bool:
         """Whether noise is added, so that there is a budget."""
-        return self.central is not None or self.local is not None
+        return self.source is not None
+
+    @property
+    def source(self) -> Literal["central", "local", "records"] | None:
+        """The section that adds noise; None where none does."""
+        if self.central is not None:
+            return "central"
+        return "local" if self.local is not None else "records" if self.records is not None else None
+
+    @property
+    def noisy(self) -> CentralSettings | LocalSettings | RecordSettings | None:
+        """The settings of that section."""
+        return self.central or self.local or self.records
 
     def _check_noise(self) -> None:
-        for name, section in (("central", self.central), ("local", self.local)):
+        for name, section in (("central", self.central), ("local", self.local), ("records", self.records)):
             if section is not None and section.noise is None and self.budget.epsilon is None:
                 raise UserError(f"set privacy.{name}.noise or privacy.budget.epsilon: both are missing")
 
@@ -190,6 +226,11 @@ class PrivacySettings(Section):
                     raise UserError(
                         f"{name}: given, but criteria are not charged; allowed: only with criteria = 'charged'"
                     )
+        if self.records is not None and self.criteria == "charged" and self.criteria_noise is None:
+            raise UserError(
+                "criteria_noise: missing with records, whose noise is on small batches and would be little for a "
+                "criterion of all samples; allowed: a number, such as 10"
+            )
         chooses = self.criteria_mechanism in ("exponential", "randomised-response")
         if chooses and self.criteria_levels is None:
             raise UserError(

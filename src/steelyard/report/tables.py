@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from steelyard.base.errors import counted, printable
+from steelyard.base.errors import counted, listed, printable
 from steelyard.base.measures import FEWEST, UNKNOWN, Estimate, Measure, estimate, measure_of, show_estimate, show_number
 from steelyard.report.curves import Chain, Curve, SingleClient
 from steelyard.report.decide import Answer, Verdict, more_seeds
@@ -132,21 +132,29 @@ def single_client_lines(found: Sequence[SingleClient]) -> list[str]:
     ]
 
 
+NAMED_CLIENTS = 20
+"""Clients whose ε a line names; the record of the run has all."""
+
+
 def privacy_lines(promise: Promise | None) -> list[str]:
     """Return one line for each rule, and one for all of them together where there are several."""
     if promise is None:
         return []
     budget = "" if promise.budget is None else f" of {promise.budget:g}"
-    where = f"{promise.model} differential privacy, {promise.accountant}"
-    terms = f"at δ = {promise.delta:g} (client-level, {promise.neighbours}; {where})"
+    where = "noise in every local step" if promise.model == "records" else f"{promise.model} differential privacy"
+    unit = "sample" if promise.model == "records" else "client"
+    terms = f"at δ = {promise.delta:g} ({unit}-level, {promise.neighbours}; {where}, {promise.accountant})"
     ended = {
         name: f"; stopped after round {round}, another would pass the budget" for name, round in promise.ended.items()
     }
     spent = {name: f"ε {value:.4g}{budget} {terms}{ended.get(name, '')}" for name, value in promise.epsilon.items()}
-    if len(spent) == 1:
-        return list(spent.values())
-    lines = [f"{name}: {line}" for name, line in spent.items()]
-    return [*lines, f"all of these together: ε {promise.together:.4g} for any one client"]
+    one = len(spent) == 1
+    lines = [line if one else f"{name}: {line}" for name, line in spent.items()]
+    for name, clients in promise.clients.items():
+        each = listed([f"{client} {value:.4g}" for client, value in list(clients.items())[:NAMED_CLIENTS]])
+        more = f" and {len(clients) - NAMED_CLIENTS} more clients" if len(clients) > NAMED_CLIENTS else ""
+        lines.append(f"{'' if one else f'{name}: '}ε by client: {each}{more}")
+    return lines if one else [*lines, f"all of these together: ε {promise.together:.4g} for any one {unit}"]
 
 
 # Which rule to use, and the table behind it.

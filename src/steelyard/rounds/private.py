@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from steelyard.base.errors import UserError, in_words
+from steelyard.learning.records import RecordNoise
 from steelyard.messages.payloads import DenseModels
 from steelyard.messages.updates import Floats, Task, Updates
-from steelyard.privacy.accounting import Release
+from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.clipping import noised, noisy_sum, without_losses
 from steelyard.privacy.ledger import Account, Charge, Ledger
 from steelyard.privacy.noise import Source, SystemSource, chosen, each_with
@@ -23,7 +24,7 @@ from steelyard.weighing.cohort import Memory
 from steelyard.weighing.rule import own_cap, weigh_alone
 from steelyard.weighing.weights import Weighing, cap_of
 
-CRITERIA, UPDATE = "criteria", "update"
+CRITERIA, UPDATE, RECORDS = "criteria", "update", "records"
 
 
 class Guarantee:
@@ -78,8 +79,9 @@ NO_GUARANTEE = Guarantee()
 class PrivateRounds(Guarantee):
     """The privacy guarantee of one run; make it once, hand it to the loop, and ask it what was spent.
 
-    `bounds` are the largest values of criteria, `device_criteria` how many of them devices send with noise. `source` is
-    the operating system's unless a test hands over another.
+    `bounds` are the largest values of criteria, `device_criteria` how many of them devices send with noise. `records`
+    is what clients do to the gradients of their samples, `samples` how many each has. `source` is the operating
+    system's unless a test hands over another.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class PrivateRounds(Guarantee):
         *,
         bounds: Mapping[str, float] | None = None,
         device_criteria: int = 0,
+        records: RecordNoise | None = None,
+        samples: Callable[[int], Mapping[str, int]] = lambda seed: {},
         source: Source | None = None,
     ) -> None:
         self.settings = settings
@@ -98,6 +102,7 @@ class PrivateRounds(Guarantee):
         self.source = source or SystemSource()
         self._limits = dict(bounds or {})
         self._device_criteria = device_criteria
+        self.records, self._samples = records, samples
         self._noise: dict[str, float] = {}
         self._names: dict[int, tuple[str, ...]] = {}
 
@@ -111,6 +116,8 @@ class PrivateRounds(Guarantee):
     @property
     def neighbours(self) -> str:
         """The two neighbouring cases that the guarantee is about."""
+        if self.records is not None:
+            return "with one sample of a client, or with one that adds nothing in its place"
         if not self.central:
             return "any two sets of data on one device"
         if not self.secret:
@@ -129,8 +136,10 @@ class PrivateRounds(Guarantee):
         """Find each federation's noise, given the clients of each seed; refuse a δ that guarantees nothing."""
         self._names = {seed: tuple(sorted(found)) for seed, found in names.items()}
         if not self.settings.accept_large_delta:
-            most = max(map(len, self._names.values()))
-            check_delta("privacy.budget.delta", self.delta, most, "privacy.accept_large_delta = true")
+            most, unit = max(map(len, self._names.values())), "client"
+            if self.records is not None:
+                most, unit = max((max(self._samples(seed).values(), default=1) for seed in names), default=1), "sample"
+            check_delta("privacy.budget.delta", self.delta, most, "privacy.accept_large_delta = true", unit)
         for federation in federations:
             if federation.rule.settings.trained_by == "clients":
                 self._noise[federation.name] = self._found_noise(federation)
@@ -150,7 +159,7 @@ class PrivateRounds(Guarantee):
                 )
 
     def noise(self, federation: str) -> float:
-        """Return a federation's noise multiplier z."""
+        """Return a federation's noise multiplier z; of records the largest of its clients."""
         return self._noise[federation]
 
     def charges(self, federation: Federation, round: int, cohort: Sequence[str] | None = None) -> list[Charge]:
@@ -160,17 +169,30 @@ class PrivateRounds(Guarantee):
             return [Charge(name, round, UPDATE, self._release(federation, self._noise[name]))]
         seed = federation.seed
         who = tuple(cohort) if cohort is not None else self.plan.cohort(seed, round, self._names[seed])
-        found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
+        if self.records is not None:
+            found = [Charge(name, round, RECORDS, *each) for each in self._of_records(self.records, seed, who)]
+        else:
+            found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
         if criteria:
             released = criteria_release(self.settings, self._criteria_noise(name))
             found.append(Charge(name, round, CRITERIA, released, who, criteria))
         return found
 
+    def _of_records(
+        self, records: RecordNoise, seed: int, clients: Sequence[str]
+    ) -> Iterator[tuple[Release, tuple[str, ...], int]]:
+        """Yield what the steps of a round release of samples: of which clients, and how many there are."""
+        sizes, alike = self._samples(seed), dict[tuple[Release, int], list[str]]()
+        for client in clients:
+            alike.setdefault(records.release(sizes[client]), []).append(client)
+        for (release, steps), mine in alike.items():
+            yield release, tuple(mine), steps
+
     def _charged_criteria(self, federation: Federation) -> int:
         """Return how many numbers beside its update are released of each client: criteria that are charged."""
         if self.settings.criteria != "charged":
             return 0
-        if self.settings.local is not None:
+        if not self.central:
             return self._device_criteria
         return sum(criterion.name != "EQ" for criterion in federation.rule.criteria)
 
@@ -187,6 +209,9 @@ class PrivateRounds(Guarantee):
     def _found_noise(self, federation: Federation) -> float:
         """Return the noise that is given, or the least that keeps all planned rounds within the budget."""
         central = self.settings.central
+        if self.records is not None:
+            sizes = set(self._samples(federation.seed).values())
+            return max(map(self.records.noise, sizes), default=0.0)
         if central is None:
             return device_noise(self.settings, self.plan.rounds, self._device_criteria)
         if central.noise is not None:
@@ -209,6 +234,11 @@ class PrivateRounds(Guarantee):
 
     def epsilon(self, federation: str, *, coarse: bool = False) -> float:
         return self.ledger.account(federation).epsilon(self.delta, coarse=coarse)
+
+    def by_client(self, federation: str) -> dict[str, float]:
+        """Return the ε that each client's data have lost in a federation, where releases name their clients."""
+        account = self.ledger.account(federation)
+        return {name: spent(account.of(name), self.delta) for name in sorted(account.single)}
 
     def affords(self, federation: Federation, rounds: Sequence[int]) -> bool:
         limit = self.settings.budget.epsilon
@@ -248,7 +278,7 @@ class PrivateRounds(Guarantee):
         return tuple(chosen(self.source, ordered, self._size(len(ordered))))
 
     def before_training(self, federation: Federation, task: Task) -> None:
-        if self.settings.local is not None:
+        if not self.central:
             self.ledger.charge(self.charges(federation, task.round, task.clients))
 
     def released(self, updates: Updates) -> Updates:

@@ -42,13 +42,15 @@ class BestRound(Document):
 class Promise(Document):
     """What a run promised to its clients, and what it has spent."""
 
-    model: Literal["central", "local"]
+    model: Literal["central", "local", "records"]
     delta: float
     budget: float | None
     accountant: str
     clip: float
     noise: dict[str, float]
     epsilon: dict[str, float]
+    clients: dict[str, dict[str, float]] = {}
+    """Of records: ε of each client's samples, by rule."""
     together: float
     neighbours: str
     charges: int

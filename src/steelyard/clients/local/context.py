@@ -15,6 +15,7 @@ from steelyard.base.errors import UserError, fault
 from steelyard.clients.local.cohort import Cohort, Kept
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.engines.engine import Leader, TrainingSetup
+from steelyard.clients.local.engines.records import RecordsEngine
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import MatrixPool, device_of, memory_of, threads_of
 from steelyard.clients.local.population import DeviceDataset, DevicePopulation, Ints
@@ -24,6 +25,7 @@ from steelyard.learning import losses, parameters
 from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
 from steelyard.learning.parameters import Layout, for_training
+from steelyard.learning.records import RecordNoise
 from steelyard.learning.settings import NAMES, ModelSettings, TrainingSettings, no_part
 from steelyard.learning.training import seeded, train_client
 from steelyard.messages.algorithm import Algorithm
@@ -45,8 +47,9 @@ class SimulationContext:
         training: TrainingSettings,
         compute: ComputeSettings,
         rounds: int = 0,
+        records: RecordNoise | None = None,
     ) -> None:
-        self.rounds = rounds
+        self.rounds, self.records = rounds, records
         self._sources = populations
         self.model = model
         self.training = training
@@ -61,7 +64,7 @@ class SimulationContext:
         self.make_evaluator: Callable[[TrainingSetup], Evaluator] = Evaluator
         """Makes what tests models; another one may share tests out."""
         self._evaluator: Evaluator | None = None
-        self._engine: ChosenEngine | None = None
+        self._engine: ChosenEngine | RecordsEngine | None = None
         self.leader: Leader | None = None
         """What shares cohorts out to other processes, where this one leads some."""
         self.kept = Kept(memory_of(compute, self.device) // 4 if self.device.type == "cuda" else 0)
@@ -161,11 +164,19 @@ class SimulationContext:
         return self._evaluator
 
     @property
-    def engine(self) -> ChosenEngine:
+    def engine(self) -> ChosenEngine | RecordsEngine:
         """What trains cohorts; made when first needed, and chosen at the first cohort."""
-        if self._engine is None:
+        if self._engine is None and self.records is not None:
+            self._engine = RecordsEngine(self.setup, self.records)
+        elif self._engine is None:
             self._engine = ChosenEngine(self.setup, self.compute.engine)
         return self._engine
+
+    def check_engine(self) -> None:
+        """Refuse a loss or an engine that does not go with the data or the model."""
+        loss, engine = self.loss(), self.engine
+        if isinstance(engine, RecordsEngine):
+            engine.check(loss, self._first_dataset())
 
     def use_engine(self, choice: str) -> None:
         """Train with the engine that another process has chosen."""

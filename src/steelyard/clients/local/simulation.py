@@ -30,6 +30,7 @@ from steelyard.data.files import fingerprint
 from steelyard.data.preparation import Preparation
 from steelyard.data.scaling import preparation_of
 from steelyard.learning.models import Factory
+from steelyard.learning.records import RecordNoise
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages.algorithm import Algorithm
 from steelyard.messages.payloads import DenseModels
@@ -58,11 +59,12 @@ class Simulation(Clients):
         compute: ComputeSettings | None = None,
         criteria: Iterable[Criterion] = (),
         rounds: int = 0,
+        records: RecordNoise | None = None,
     ) -> None:
         # What torch cannot map, such as an LSTM, it does one by one, and asks users to report that.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         self.compute = compute or ComputeSettings()
-        self.context = SimulationContext(populations, model, training, self.compute, rounds)
+        self.context = SimulationContext(populations, model, training, self.compute, rounds, records)
         self._measured = Measured(self.context, criteria)
         of_training = [kind(self.context) for kind in (OfAlgorithm, OfBehaviour, OfVectors)]
         self.steps: tuple[Step[Trained], ...] = in_order([*of_training, self._measured])
@@ -73,11 +75,14 @@ class Simulation(Clients):
     def names(self, seed: int) -> Sequence[str]:
         return self.context.population(seed).names
 
+    def samples(self, seed: int) -> Mapping[str, int]:
+        population = self.context.population(seed)
+        return dict(zip(population.names, population.sizes.tolist(), strict=True))
+
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse a model, a loss or an engine that does not go with the data, and algorithms that the model lacks."""
-        self.context.loss()
         self.context.too_few(1)  # refuses batch norm with batches of one
-        _ = self.context.engine
+        self.context.check_engine()
         self.context.check_parts(algorithms)
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:

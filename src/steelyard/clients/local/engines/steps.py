@@ -92,14 +92,18 @@ Named = dict[str, torch.Tensor]
 
 
 class MappedGradient:
-    """The gradient of a stack of clients, by name, for a module whose layers are `stackable`."""
+    """The gradient of a stack of clients, by name, for a module whose layers are `stackable`.
 
-    def __init__(self, module: nn.Module, trained: Collection[str], loss: LossState) -> None:
+    With `shared` all of them have one model, which is given once: so each sample's own gradient is taken.
+    """
+
+    def __init__(self, module: nn.Module, trained: Collection[str], loss: LossState, *, shared: bool = False) -> None:
         self.module, self.trained, self.each = module, trained, losses.per_sample(loss)
         layers = list(module.named_modules())
         self.norms = [(_inside(name), layer) for name, layer in layers if isinstance(layer, MaskedBatchNorm)]
         self.dropouts = [(_inside(name) + "chance", layer) for name, layer in layers if isinstance(layer, NamedDropout)]
-        self._mapped = vmap(grad_and_value(self._total, has_aux=True))
+        models = None if shared else 0
+        self._mapped = vmap(grad_and_value(self._total, has_aux=True), in_dims=(models, models, 0, 0, 0, 0, 0))
 
     def __call__(self, named: Named, *samples: torch.Tensor) -> tuple[Named, torch.Tensor]:
         """Return what the step makes of (stacked) parameters and buffers, and each sample's loss.
