@@ -123,16 +123,17 @@ class NodeConfig(Terms):
     """Code beyond what is built in that experiments may name on this node: models, losses and files of criteria."""
     kind: str = "learning"
     """The kind of experiment that this node takes part in."""
-    require: Annotated[tuple[Literal["aggregation", "local"], ...], BeforeValidator(_words)] = ()
+    require: Annotated[tuple[Literal["aggregation", "local", "records"], ...], BeforeValidator(_words)] = ()
     """What an experiment must guarantee, or this node takes no part: "aggregation" (the server sees no single update),
-    "local" (what leaves this node carries noise)."""
+    "local" (what leaves this node carries noise), "records" (what leaves it tells little of any one row)."""
     tell: Words = ()
     """With "aggregation": facts about users by which experiments may still weigh clients here, such as "age"."""
     peers: OwnPath | None = None
     """With "aggregation", which needs it: a folder with the public keys (.pub) of the other nodes. Clients of nodes
     that it does not hold hide nobody: a server may have invented them."""
     epsilon: float | None = Field(default=None, gt=0, le=1e6)
-    """With "local": the most that this node's answers may cost a client in all, whoever asks, at δ = 1e-5."""
+    """With "local" or "records": the most that this node's answers may cost a client, or with "records" any one of its
+    rows, in all, whoever asks, at δ = 1e-5. With "records" the node adds as much noise as that takes."""
     tests: StrictBool = True
     """Whether this node's clients test models; False: no score, loss or count of test rows leaves it."""
     keep_model: StrictBool = False
@@ -190,19 +191,22 @@ class NodeConfig(Terms):
                 f'client: got {got}; allowed: client="NAME", clients="A,B", or partition-id=I num-partitions=N'
             )
         self._check_terms()
-        if (self.epsilon is None) == ("local" in self.require):
+        noisy = next((each for each in self.require if each != "aggregation"), None)
+        if (self.epsilon is None) == (noisy is not None):
             raise ValueError(
-                'epsilon: missing beside require="local", so that any noise would do; allowed: the most that all '
+                f'epsilon: missing beside require="{noisy}", so that any noise would do; allowed: the most that all '
                 'answers may tell, as in epsilon=8 with state="state"'
                 if self.epsilon is None
-                else 'epsilon: given without require="local"; allowed: both together'
+                else 'epsilon: given without require="local" or "records"; allowed: both together'
             )
+        if {"local", "records"} <= set(self.require):
+            raise ValueError('require: got "local" and "records", of which an experiment has one; allowed: one of them')
         if self.epsilon is not None and self.state is None:
             raise ValueError(
                 'epsilon: given without state, the folder of the ledger; allowed: both, as in state="state"'
             )
-        if "local" in self.require and self.statistics not in (None, "no"):
-            got = f"got '{self.statistics}' with require = \"local\", whose noise does not cover them"
+        if noisy is not None and self.statistics not in (None, "no"):
+            got = f"got '{self.statistics}' with require = \"{noisy}\", whose noise does not cover them"
             raise ValueError(f'statistics: {got}; allowed: "no"')
         if self.keep_model and self.state is None:
             raise ValueError('keep-model: given without state, where it is kept; allowed: both, as in state="state"')

@@ -114,11 +114,13 @@ def _with_requirements(experiment: Description, node: NodeConfig) -> Description
                     f"weighing.criteria: {name} tells of a person, and this node hides its updates; allowed: other "
                     f"criteria, or `tell` with '{told}' in the node's own config"
                 )
-    if "local" in node.require and (experiment.privacy is None or experiment.privacy.local is None):
-        raise NotAllowed(
-            "privacy.local: missing, but this node's owner requires it; allowed: experiments with [privacy.local]"
-        )
-    if node.epsilon is not None:
+    for wanted in ("local", "records"):
+        if wanted in node.require and (experiment.privacy is None or getattr(experiment.privacy, wanted) is None):
+            raise NotAllowed(
+                f"privacy.{wanted}: missing, but this node's owner requires it; allowed: experiments with "
+                f"[privacy.{wanted}]"
+            )
+    if node.epsilon is not None and "local" in node.require:
         _check_epsilon(experiment, node.epsilon)
     return experiment
 

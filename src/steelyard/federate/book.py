@@ -372,7 +372,11 @@ class Disclosure(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_
     """How many clients of this node were asked."""
     clip: Positive
     noise: Noise
-    """Noise on the update, in units of its sensitivity 2·clip."""
+    """Noise on the update, in units of its sensitivity 2·clip; of records on each batch's sum, in units of clip."""
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of records: with which probability a sample is in a batch."""
+    steps: Annotated[int, Field(ge=1, le=10**12)] = 1
+    """Of records: how many batches there were."""
     criteria: Annotated[int, Field(ge=0)] = 0
     """How many criteria were sent with noise beside each update."""
     criteria_noise: Noise | None = None
@@ -382,7 +386,7 @@ class Disclosure(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_
 
     def releases(self) -> Counter[Release]:
         """Return what it discloses of any one client."""
-        found = Counter({Release(self.noise): 1})
+        found = Counter({Release(self.noise, "all" if self.rate == 1 else "poisson", self.rate): self.steps})
         if self.criteria and self.criteria_noise is not None:
             found[Release(self.criteria_noise, mechanism=self.criteria_mechanism)] += self.criteria
         return found
@@ -448,7 +452,7 @@ class NodeLedger:
         if total > self.most:
             # The server learns this much; what others learned before is none of its business.
             raise NotAllowed(
-                f"privacy.local: round {planned.round} would take the total of this node's answers over its epsilon "
+                f"privacy: round {planned.round} would take the total of this node's answers over its epsilon "
                 f"{self.most:g}; allowed: no further answer"
             )
         return Entry(

@@ -261,9 +261,15 @@ def _states(context: Context, config: NodeConfig, experiment: Description, run: 
 def _introduce(message: Message, context: Context) -> RecordDict:
     def work(config: NodeConfig) -> RecordDict:
         text, _ = wire.split(message.content)
-        _, node = node_clients(AskForm.read(text).experiment, config)
+        experiment, node = node_clients(AskForm.read(text).experiment, config)
+        known = experiment.privacy is not None and experiment.privacy.records is not None
+        sizes = node.clients.samples(experiment.seed) if known else {}
         form = IntroductionForm(
-            version=__version__, clients=list(node.names), about=dict(node.about), terms=config.terms
+            version=__version__,
+            clients=list(node.names),
+            about=dict(node.about),
+            terms=config.terms,
+            samples={name: sizes[name] for name in node.names if name in sizes},
         )
         return wire.content(form, {})
 
@@ -286,7 +292,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         own = agreed_task(task, form.algorithm, experiment)
         received.keep(config, experiment, form.experiment, form.run, own, own.round - 1, own.parameters)
         _keep_proofs(config, form.run, form.proofs)
-        charge = _ledger(config, node, own, form.run)
+        charge = _ledger(config, experiment, node, own, form.run)
         book.take_part(config, "round", own, form.run)
         states = _states(context, config, experiment, form.run, own.federation)
         kept = states.before(own.round)
@@ -437,21 +443,31 @@ def _compare(message: Message, context: Context) -> RecordDict:
     return on_this_node(context, work, form.seconds)
 
 
-def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
+def _ledger(config: NodeConfig, experiment: Description, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
     """Refuse a task whose answer would disclose more than the owner allows; return what writes it down."""
     ledger = NodeLedger.of(config)
     if ledger is None:
         return lambda: None
     assert isinstance(node.clients, SendingClients), "an experiment without noise is refused"
     (noise,) = (step.noise for step in node.clients.steps if isinstance(step, Noise))
-    assert noise.settings.local is not None
+    assert noise.settings.noisy is not None
+    rate, steps, least = 1.0, 1, noise.noise
+    if (records := experiment.record_noise(config.epsilon)) is not None:
+        sizes = node.clients.samples(task.seed)
+        released = [records.release(sizes[name]) for name in task.clients if name in sizes]
+        # Of several clients no sample loses more than by the largest batches, the most steps and the least noise.
+        rate = max((release.rate for release, _ in released), default=1.0)
+        steps = max((count for _, count in released), default=1)
+        least = min((release.noise for release, _ in released), default=1.0)
     planned = Disclosure(
         run=ledger_name(run),
         federation=ledger_name(task.federation),
         round=task.round,
         clients=len(task.clients),
-        clip=noise.settings.local.clip,
-        noise=noise.noise,
+        clip=noise.settings.noisy.clip,
+        noise=least,
+        rate=rate,
+        steps=steps,
         criteria=noise.criteria_count,
         criteria_noise=noise.criteria_noise if noise.criteria_count else None,
         criteria_mechanism=criteria_release(noise.settings, noise.criteria_noise).mechanism,

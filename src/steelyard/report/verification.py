@@ -24,6 +24,8 @@ from steelyard.contributions.document import Contributions
 from steelyard.experiment.description import Description, stored_settings
 from steelyard.experiment.loading import RecordedDescription, read_experiment
 from steelyard.experiment.resuming import changed_since, versions
+from steelyard.learning.records import RecordNoise
+from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
 from steelyard.proof.signing import Keys
 from steelyard.report.recomputing import look_at_updates
@@ -39,7 +41,7 @@ from steelyard.runs.chain import (
 from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts, read_cohorts, read_tested, runs_of
 from steelyard.runs.database import Reader, reading
-from steelyard.runs.facts import Promise, closing_problem, last_head, newest_round
+from steelyard.runs.facts import Promise, RunFacts, closing_problem, last_head, newest_round
 from steelyard.runs.signatures import Finding, Findings, Signatures
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.scores import parse_priority
@@ -193,8 +195,10 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None, pref
         experiment = read_experiment(folder)
         with reading(folder) as db:
             found.checked["made on"] = _made_on(facts.others)
-            _look_at_epsilon(folder, facts.privacy, found)
+            ledger = _look_at_epsilon(folder, facts.privacy, found)
             rules = db.rows("federations", ("id", "name", "settings"), "ORDER BY name")
+            if ledger is not None and (records := experiment.record_noise()) is not None:
+                _look_at_batches(db, ledger, records, {row[1]: row[0] for row in rules}, facts, found)
             if counted := sum(_look_at_rule(db, experiment, *rule, found=found) for rule in rules):
                 same = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"
                 words = f"{counted} rounds computed again from criteria and rule"
@@ -232,14 +236,14 @@ def _look_at_kept(db: Reader, chain: Checked, kept: Mapping[str, str], found: Fi
             found.checked["--prefix"] = f"rounds 0 to {row[0]}; nothing that came after them"
 
 
-def _look_at_epsilon(folder: Path, promise: Promise | None, found: Findings) -> None:
-    """Add up the privacy ledger again and hold what the run says of it against the sum."""
+def _look_at_epsilon(folder: Path, promise: Promise | None, found: Findings) -> Ledger | None:
+    """Add up the privacy ledger again and hold what the run says of it against the sum; returns the ledger."""
     path = folder / files.LEDGER
     if promise is None:
-        return
+        return None
     if not files.is_file(path):
         found.change(f"{files.LEDGER} is gone, so that its ε cannot be added up")
-        return
+        return None
     ledger = Ledger(path)
     said = {**promise.epsilon, _TOGETHER: promise.together}
     for name, epsilon in said.items():
@@ -248,7 +252,53 @@ def _look_at_epsilon(folder: Path, promise: Promise | None, found: Findings) -> 
         if not math.isclose(epsilon, again, rel_tol=SAME_EPSILON, abs_tol=SAME_EPSILON):
             found.change(f"ε {epsilon:.6g} of {in_words(name)}, where its ledger adds up to {again:.6g}")
     words = f"added up again from {len(ledger.charges)} lines of {files.LEDGER}"
+    for name, clients in promise.clients.items():
+        for client, epsilon in clients.items():
+            again = spent(ledger.account(name).of(client), promise.delta)
+            if not math.isclose(epsilon, again, rel_tol=SAME_EPSILON, abs_tol=SAME_EPSILON):
+                found.change(
+                    f"ε {epsilon:.6g} under {in_words(name)}, where its ledger adds up to {again:.6g}", None, client
+                )
     found.checked["ε"] = f"{words}, differences are named above" if any("ε" in f.what for f in found.changed) else words
+    return ledger
+
+
+def _look_at_batches(
+    db: Reader, ledger: Ledger, records: RecordNoise, rules: Mapping[str, int], facts: RunFacts, found: Findings
+) -> None:
+    """Hold the batches that were charged against the samples of each client that answered in a round.
+
+    Simulated clients with a flaw may claim another number of samples than they train on.
+    """
+    charged: dict[tuple[str, int, str], list[tuple[Release, int]]] = {}
+    for charge in ledger.charges:
+        for client in charge.clients or ():
+            charged.setdefault((charge.federation, charge.round, client), []).append((charge.release, charge.count))
+    flawed = {name for clients in facts.flaws.values() for name in clients}
+    answers = 0
+    for name, key in rules.items():
+        cohorts = read_cohorts(db, key, f"{_OF} ORDER BY round")
+        for round, client, samples in zip(
+            cohorts.round.tolist(), cohorts.client.tolist(), cohorts.samples.tolist(), strict=True
+        ):
+            if (who := cohorts.clients[client]) in flawed or round in found.differ:
+                continue
+            answers += 1
+            release, steps = records.release(samples)
+            lines = charged.get((name, round, who), [])
+            if not any(_covers(line, release) and count == steps for line, count in lines):
+                found.change(
+                    f"no line of {files.LEDGER} for {steps} batches of {samples} samples under {in_words(name)}",
+                    round,
+                    who,
+                )
+    found.checked["batches"] = f"{answers} updates held against their samples and the lines of {files.LEDGER}"
+
+
+def _covers(charged: Release, release: Release) -> bool:
+    """Whether a line charges at least this release; noise that a budget asks for is found up to a rounding."""
+    same = (charged.sampling, charged.mechanism) == (release.sampling, release.mechanism)
+    return same and math.isclose(charged.rate, release.rate) and charged.noise <= release.noise * (1 + SAME_EPSILON)
 
 
 def _look_at_models(db: Reader, folder: Path, found: Findings) -> None:

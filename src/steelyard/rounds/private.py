@@ -184,7 +184,8 @@ class PrivateRounds(Guarantee):
         """Yield what the steps of a round release of samples: of which clients, and how many there are."""
         sizes, alike = self._samples(seed), dict[tuple[Release, int], list[str]]()
         for client in clients:
-            alike.setdefault(records.release(sizes[client]), []).append(client)
+            if client in sizes:
+                alike.setdefault(records.release(sizes[client]), []).append(client)
         for (release, steps), mine in alike.items():
             yield release, tuple(mine), steps
 
@@ -268,7 +269,13 @@ class PrivateRounds(Guarantee):
     def cohort(
         self, plan: Plan, federation: Federation, round: int, names: Sequence[str], memory: Mapping[str, Memory]
     ) -> tuple[str, ...]:
-        """Return a round's cohort; a secret one is drawn from the source and depends on no seed."""
+        """Return a round's cohort; a secret one is drawn from the source and depends on no seed.
+
+        Of records nobody is asked of whom it is not known how many samples it has.
+        """
+        if self.records is not None:
+            sizes = self._samples(federation.seed)
+            names = [name for name in names if name in sizes]
         self._names[federation.seed] = tuple(sorted(names))
         if not self.secret:
             return plan.cohort(federation.seed, round, names)

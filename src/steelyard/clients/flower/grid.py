@@ -276,6 +276,9 @@ class FlowerClients(Clients):
         """Return every client that ever registered in this run, ascending, also those whose node is away."""
         return sorted(self.roster.registered)
 
+    def samples(self, seed: int) -> Mapping[str, int]:
+        return self.roster.samples
+
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
         self.roster.round = max((task.round for task in tasks), default=0)

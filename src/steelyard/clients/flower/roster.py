@@ -176,6 +176,7 @@ class _Claim:
     clients: tuple[str, ...]
     about: About
     terms: Terms
+    samples: Mapping[str, int]
 
 
 class Roster:
@@ -211,6 +212,8 @@ class Roster:
         self._known = dict(known or {})
         self._keys: dict[int, str] = {}
         self._claims: dict[int, _Claim] = {}
+        self.samples: dict[str, int] = {}
+        """How many samples each client trains on, as far as the node that holds it has said so."""
         self._agreed: About | None = None
         self._any = False
         """Whether nodes count whose data look otherwise: what is agreed on next may make them alike."""
@@ -362,7 +365,7 @@ class Roster:
         named = client_names(form.clients, self._most_clients if self._register is None else _MOST_CLIENTS)
         if self._register is not None:
             self._bind(self._register, self._keys.get(node, ""), named)
-        return _Claim(named, about, form.terms)
+        return _Claim(named, about, form.terms, {name: form.samples[name] for name in named if name in form.samples})
 
     def _bind(self, register: Register, key: str, names: tuple[str, ...]) -> None:
         """Let a key have these clients for the whole run, or refuse; nobody takes over a name of another key."""
@@ -441,6 +444,8 @@ class Roster:
             # Whoever holds a client and answers keeps it: a second claim must not displace it.
             chosen = current if current in fit else fit[0]
             self._holders[client] = chosen
+            if client in (said := self._claims[chosen].samples):
+                self.samples[client] = said[client]
             for other in nodes:
                 if other != chosen:
                     claimed, held = self._name(other), self._name(chosen)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     # Only for annotations: the process of a node that speaks to the server does without torch.
     import torch
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
@@ -108,6 +108,8 @@ class IntroductionForm(Form):
     """What a server without data must know to make the first model; all nodes must say the same."""
     terms: Terms = Terms()
     """What the node's owner limits."""
+    samples: dict[str, Annotated[int, Field(ge=1, le=MOST_SAMPLES)]] = {}
+    """Under [privacy.records], where it counts as known: how many samples each client trains on."""
 
 
 Vouchers = dict[

@@ -102,8 +102,9 @@ class MappedGradient:
         layers = list(module.named_modules())
         self.norms = [(_inside(name), layer) for name, layer in layers if isinstance(layer, MaskedBatchNorm)]
         self.dropouts = [(_inside(name) + "chance", layer) for name, layer in layers if isinstance(layer, NamedDropout)]
-        models = None if shared else 0
-        self._mapped = vmap(grad_and_value(self._total, has_aux=True), in_dims=(models, models, 0, 0, 0, 0, 0))
+        models, draws = (None, "different") if shared else (0, "error")
+        gradient = grad_and_value(self._total, has_aux=True)
+        self._mapped = vmap(gradient, in_dims=(models, models, 0, 0, 0, 0, 0), randomness=draws)
 
     def __call__(self, named: Named, *samples: torch.Tensor) -> tuple[Named, torch.Tensor]:
         """Return what the step makes of (stacked) parameters and buffers, and each sample's loss.
