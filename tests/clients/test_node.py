@@ -54,6 +54,8 @@ def test_a_node_that_asks_for_sums_has_limits_of_its_own():
         (SAFE, "epsilon", "as in epsilon=8"),
         ({"client": "a", "require": "local", "epsilon": 8}, "epsilon", "without state"),
         ({**SAFE, "epsilon": 0}, "epsilon", 0),
+        ({"client": "a", "require": "records", "state": "s"}, "epsilon", 'beside require="records"'),
+        ({**SAFE, "require": "local,records", "epsilon": 8}, "require", "one of them"),
         ({"client": "a", "require": "locl"}, "require", "'local'"),
         ({"client": "a", "require": "aggregation", "key": "k"}, "peers", "invent all others"),
         ({"client": "a", "bound": 2}, "bound", 'without require="aggregation"'),

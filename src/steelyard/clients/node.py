@@ -19,6 +19,7 @@ from steelyard.proof.signing import SERVER, Keys
 if TYPE_CHECKING:
     # Only for annotations, for speed of start.
     from steelyard.data.site_sums import SiteColumns
+    from steelyard.learning.records import RecordNoise
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
@@ -340,3 +341,5 @@ class NodeClients:
     """What the owner of the node should know, one line each."""
     columns: SiteColumns | None = None
     """What its training rows hold, as far as somebody may ask; None of data that are no table."""
+    records: RecordNoise | None = None
+    """What the clients do to the gradients of their samples; None where they do nothing."""

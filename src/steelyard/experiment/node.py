@@ -61,17 +61,26 @@ def host_learning(
     about |= {"pixels": 1} if dataset.task == "segmentation" else {}
     if node.guards_rows:
         guarded, names, notes, columns = _guarded_rows(sections, dataset, seed, node, rows_behind)
-        return NodeClients(sections.sending(guarded), names, about, notes, columns)
+        return NodeClients(sections.sending(guarded), names, about, notes, columns, sections.records)
     if node.own_data:
         sections = replace(sections, partition=_own_rows(sections.partition))
-    first = _population(sections, dataset, seed, node)
+    first = _hosted(sections, _population(sections, dataset, seed, node))
     clients = Simulation(
         lambda wanted: first if wanted == seed else _population(sections, dataset, wanted, node),
         *(sections.model, sections.training, _compute(sections.compute), sections.criteria),
         records=sections.records,
     )
     columns = _columns(sections, dataset, seed, first.names, node)
-    return NodeClients(sections.sending(clients), tuple(sorted(first.names)), about, _of_facts(first), columns)
+    return NodeClients(
+        sections.sending(clients), tuple(sorted(first.names)), about, _of_facts(first), columns, sections.records
+    )
+
+
+def _hosted(sections: LearningSections, population: Population) -> Population:
+    """Tell what protects samples how many the clients here have; returns the population."""
+    if sections.records is not None:
+        sections.records.hosted = [len(rows.train) for rows in population.clients]
+    return population
 
 
 def _columns(
@@ -100,6 +109,7 @@ def _guarded_rows(
     fixed, notes = with_enough(fixed, rows_behind, node)
     if isinstance(sections.data, Csv) and sections.data.agreed:
         fixed = replace(fixed, dataset=_without_rare(fixed, node.min_rows))
+    _hosted(sections, fixed)
     _check_introduction(dataset, sections.data, node)
     clients = Simulation(
         lambda _: fixed,

@@ -375,8 +375,8 @@ class Disclosure(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_
     """Noise on the update, in units of its sensitivity 2·clip; of records on each batch's sum, in units of clip."""
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of records: with which probability a sample is in a batch."""
-    steps: Annotated[int, Field(ge=1, le=10**12)] = 1
-    """Of records: how many batches there were."""
+    steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Of records: how many batches there were; None where one noisy update was sent."""
     criteria: Annotated[int, Field(ge=0)] = 0
     """How many criteria were sent with noise beside each update."""
     criteria_noise: Noise | None = None
@@ -386,7 +386,8 @@ class Disclosure(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_
 
     def releases(self) -> Counter[Release]:
         """Return what it discloses of any one client."""
-        found = Counter({Release(self.noise, "all" if self.rate == 1 else "poisson", self.rate): self.steps})
+        update = Release(self.noise) if self.steps is None else Release(self.noise, "poisson", self.rate)
+        found = Counter({update: self.steps or 1})
         if self.criteria and self.criteria_noise is not None:
             found[Release(self.criteria_noise, mechanism=self.criteria_mechanism)] += self.criteria
         return found
@@ -451,8 +452,9 @@ class NodeLedger:
         total = epsilon_of([*entries, planned])
         if total > self.most:
             # The server learns this much; what others learned before is none of its business.
+            section = "privacy.local" if planned.steps is None else "privacy.records"
             raise NotAllowed(
-                f"privacy: round {planned.round} would take the total of this node's answers over its epsilon "
+                f"{section}: round {planned.round} would take the total of this node's answers over its epsilon "
                 f"{self.most:g}; allowed: no further answer"
             )
         return Entry(

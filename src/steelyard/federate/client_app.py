@@ -292,7 +292,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         own = agreed_task(task, form.algorithm, experiment)
         received.keep(config, experiment, form.experiment, form.run, own, own.round - 1, own.parameters)
         _keep_proofs(config, form.run, form.proofs)
-        charge = _ledger(config, experiment, node, own, form.run)
+        charge = _ledger(config, node, own, form.run)
         book.take_part(config, "round", own, form.run)
         states = _states(context, config, experiment, form.run, own.federation)
         kept = states.before(own.round)
@@ -443,7 +443,7 @@ def _compare(message: Message, context: Context) -> RecordDict:
     return on_this_node(context, work, form.seconds)
 
 
-def _ledger(config: NodeConfig, experiment: Description, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
+def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
     """Refuse a task whose answer would disclose more than the owner allows; return what writes it down."""
     ledger = NodeLedger.of(config)
     if ledger is None:
@@ -451,14 +451,10 @@ def _ledger(config: NodeConfig, experiment: Description, node: NodeClients, task
     assert isinstance(node.clients, SendingClients), "an experiment without noise is refused"
     (noise,) = (step.noise for step in node.clients.steps if isinstance(step, Noise))
     assert noise.settings.noisy is not None
-    rate, steps, least = 1.0, 1, noise.noise
-    if (records := experiment.record_noise(config.epsilon)) is not None:
-        sizes = node.clients.samples(task.seed)
-        released = [records.release(sizes[name]) for name in task.clients if name in sizes]
-        # Of several clients no sample loses more than by the largest batches, the most steps and the least noise.
-        rate = max((release.rate for release, _ in released), default=1.0)
-        steps = max((count for _, count in released), default=1)
-        least = min((release.noise for release, _ in released), default=1.0)
+    rate, steps, least = 1.0, None, noise.noise
+    if node.records is not None:
+        sizes = list(node.clients.samples(task.seed).values())
+        (rate, steps), least = node.records.worst(sizes), min(map(node.records.noise, sizes))
     planned = Disclosure(
         run=ledger_name(run),
         federation=ledger_name(task.federation),

@@ -20,7 +20,7 @@ knows that a batch was large knows that a sample is more likely in it, which wou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -50,6 +50,9 @@ class RecordNoise:
     `criteria` are released beside each update. `most` is the ε that the owner of a node allows at `OWNERS_DELTA`, for
     `rules` side by side: where it takes more noise than the experiment asks for, the node adds that much.
     """
+
+    hosted: Sequence[int] = ()
+    """How many samples the clients of a node have; the owner's ε holds for each of their samples, whose ever it is."""
 
     def __init__(
         self,
@@ -82,11 +85,18 @@ class RecordNoise:
         asked = self.settings.noise
         if asked is None:
             assert budget.epsilon is not None, "settings without noise and budget are refused"
-            asked = self._least(samples, budget.epsilon, budget.delta, 1)
-        return asked if self._most is None else max(asked, self._least(samples, self._most, OWNERS_DELTA, self._rules))
+            asked = self._least((samples,), budget.epsilon, budget.delta, 1)
+        if self._most is None:
+            return asked
+        return max(asked, self._least(self.hosted or (samples,), self._most, OWNERS_DELTA, self._rules))
 
-    def _least(self, samples: int, epsilon: float, delta: float, rules: int) -> float:
-        rate, steps = batches(samples, self._training)
+    def worst(self, clients: Sequence[int]) -> tuple[float, int]:
+        """Return the largest batches and the most steps of some clients: no sample of theirs loses more by its own."""
+        found = [batches(samples, self._training) for samples in clients]
+        return max(rate for rate, _ in found), max(steps for _, steps in found)
+
+    def _least(self, clients: Sequence[int], epsilon: float, delta: float, rules: int) -> float:
+        rate, steps = self.worst(clients)
         times = self._rounds * rules
         beside: dict[Release, int] = {}
         if self._criteria:
