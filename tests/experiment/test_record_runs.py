@@ -13,8 +13,8 @@ from tests.kit import SMALL, assert_refused, changed
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
-from steelyard.learning.records import RecordNoise, batches
-from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.records import RecordNoise
+from steelyard.learning.settings import TrainingSettings, batches
 from steelyard.messages.updates import Task
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import FILE, Ledger

@@ -11,9 +11,10 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import gammaln, logsumexp
 
-from steelyard.learning.records import RecordNoise, batches
-from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.records import RecordNoise
+from steelyard.learning.settings import TrainingSettings, batches
 from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.planning import plan
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
 
 
@@ -98,3 +99,14 @@ def test_criteria_that_are_charged_leave_less_for_the_steps() -> None:
     release, steps = made(charged).release(100)
     assert release.noise > made({"budget": {"epsilon": 3.0, "delta": 1e-3}}).noise(100)
     assert 2.99 < spent({release: steps * 10, Release(20.0): 10}, 1e-3) <= 3.0
+
+
+def test_the_plan_of_a_site_is_the_noise_that_its_run_takes() -> None:
+    noise = made({"budget": {"epsilon": 3.0, "delta": 1e-3}})
+    rate, steps = batches(200, TrainingSettings(batch_size=16, epochs=2))
+    found = plan(epsilon=3.0, delta=1e-3, rounds=10, sampling=rate, steps=steps, clients=200, unit="sample")
+    assert found.noise_multiplier == noise.noise(200)
+    assert 2.99 < found.epsilon <= 3.0
+    assert found.epsilon_after_first == pytest.approx(
+        spent({Release(found.noise_multiplier, "poisson", rate): steps}, 1e-3)
+    )

@@ -14,6 +14,7 @@ from steelyard.base.errors import UserError
 from steelyard.base.logs import doing, quiet
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import emit
+from steelyard.learning.settings import TrainingSettings, batches
 from steelyard.privacy.accounting import check_accounting
 from steelyard.privacy.planning import plan
 from steelyard.privacy.settings import LEAST_DELTA, check_delta
@@ -49,9 +50,24 @@ def plan_budget(
     accept_large_delta: Annotated[
         bool, typer.Option("--accept-large-delta", help="Allow a δ that guarantees nothing to single clients.")
     ] = False,
+    records: Annotated[
+        int | None, typer.Option("--records", min=1, help="Protect the samples of a client that has so many.")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="With --records: training.batch_size, samples in a batch.")
+    ] = 10,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="With --records: training.epochs.")] = 1,
     format: FormatOption = "text",
 ) -> None:
     """Find the noise multiplier for a budget over some rounds, or what a noise multiplier costs."""
+    steps = 1
+    if records is not None:
+        if (clients, sampling, sampled) != (None, 1.0, "poisson"):
+            raise UserError(
+                "--records: got it with --clients, --sampling or --sampled, which are of whole clients; allowed: "
+                "--batch and --epochs"
+            )
+        sampling, steps = batches(records, TrainingSettings(batch_size=batch, epochs=epochs))
     with watching(not quiet()), doing("adding up rounds"):
         check_accounting()
         found = plan(
@@ -61,12 +77,19 @@ def plan_budget(
             sampling=sampling,
             noise=noise,
             sampled=sampled,
-            clients=clients,
+            clients=records or clients,
             accept_large_delta=accept_large_delta,
+            steps=steps,
+            unit="client" if records is None else "sample",
         )
     cohorts = "all clients" if sampling == 1 else f"{sampling:.3g} of the clients ({sampled})"
+    times = "clip and largest weight"
+    if records is not None:
+        counted = "1 batch" if steps == 1 else f"{steps:,} batches"
+        cohorts = f"{counted}, each of the {records:,} samples in a batch with probability {sampling:.3g}"
+        times = "clip, on the sum of a batch's gradients"
     lines = (
-        f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)",
+        f"noise multiplier {found.noise_multiplier:.4f} (times {times})",
         f"{rounds:,} rounds with {cohorts}, delta {delta:g}",
         f"  epsilon {found.epsilon:.4g}",
         f"  epsilon {found.epsilon_after_first:.4g} after one round",

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.settings import TrainingSettings, batches
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.clipping import clipped_sum, noise_on
 from steelyard.privacy.noise import Source, SystemSource, lattice_step, uniforms
@@ -36,12 +36,6 @@ from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings, RecordSett
 
 Gradients = Callable[[torch.Tensor, NDArray[np.int64]], torch.Tensor]
 """(model, some of a client's samples by their places) → the gradient of each sample, [samples, parameters]."""
-
-
-def batches(samples: int, training: TrainingSettings) -> tuple[float, int]:
-    """Return with which probability a sample of a client with so many is in a batch, and how many steps a round has."""
-    batch = samples if training.batch_size == "full" else min(training.batch_size, samples)
-    return batch / samples, training.updates or training.epochs * -(-samples // batch)
 
 
 class RecordNoise:

@@ -268,3 +268,9 @@ class TrainingSettings(Section):
         if self.momentum and self.optimiser != "sgd":
             raise ValueError(f"momentum: got {self.momentum} with optimiser '{self.optimiser}'; allowed with: sgd")
         return self
+
+
+def batches(samples: int, training: TrainingSettings) -> tuple[float, int]:
+    """Return of a client with so many samples how likely each is in a Poisson batch, and how many steps a round has."""
+    batch = samples if training.batch_size == "full" else min(training.batch_size, samples)
+    return batch / samples, training.updates or training.epochs * -(-samples // batch)

@@ -29,6 +29,8 @@ class BudgetPlan:
     rounds: int
     sampling: float
     sampled: str
+    steps: int = 1
+    """How many batches of samples a client takes in a round; 1 where its update is noised."""
 
 
 class _Asked(BudgetSettings):
@@ -49,8 +51,13 @@ def plan(
     sampled: Literal["poisson", "fixed"] = "poisson",
     clients: int | None = None,
     accept_large_delta: bool = False,
+    steps: int = 1,
+    unit: str = "client",
 ) -> BudgetPlan:
-    """Find the least noise for a budget, or, with `noise` given, what it costs."""
+    """Find the least noise for a budget, or, with `noise` given, what it costs.
+
+    Of samples of one client, `clients` is their number, `unit` their name, and a round has several `steps`.
+    """
     if (epsilon is None) == (noise is None):
         raise UserError("--epsilon, --noise: got both or none of the two; allowed: one of them")
     given = {"epsilon": epsilon, "delta": delta, "noise": noise, "sampling": sampling}
@@ -62,23 +69,24 @@ def plan(
         )
     if not accept_large_delta:
         # A cohort has a client at least, so there are as many clients as cohorts would take to hold each of them once.
-        check_delta("--delta", delta, clients or 1 / sampling, "--accept-large-delta")
+        check_delta("--delta", delta, clients or 1 / sampling, "--accept-large-delta", unit)
 
     def release(z: float) -> Release:
         return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
 
     found = noise
     if found is None:
-        found = _as_options(lambda: noise_for(epsilon or 0.0, delta, [(release(1.0), rounds)]))
+        found = _as_options(lambda: noise_for(epsilon or 0.0, delta, [(release(1.0), rounds * steps)]))
     return BudgetPlan(
         noise_multiplier=found,
-        epsilon=spent({release(found): rounds}, delta),
-        epsilon_after_first=spent({release(found): 1}, delta),
+        epsilon=spent({release(found): rounds * steps}, delta),
+        epsilon_after_first=spent({release(found): steps}, delta),
         budget=epsilon,
         delta=delta,
         rounds=rounds,
         sampling=sampling,
         sampled=sampled,
+        steps=steps,
     )
 
 

@@ -19,9 +19,8 @@ from steelyard.clients.local.engines.records import RecordsEngine
 from steelyard.clients.local.population import as_numbers
 from steelyard.learning import losses
 from steelyard.learning.parameters import Layout, for_training
-from steelyard.learning.records import RecordNoise, batches
-from steelyard.learning.settings import ModelSettings
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.records import RecordNoise
+from steelyard.learning.settings import ModelSettings, TrainingSettings, batches
 from steelyard.messages.updates import Floats, LossState, Task
 from steelyard.privacy.noise import lattice_step, normals, uniforms
 from steelyard.privacy.settings import PrivacySettings
