@@ -23,7 +23,12 @@ from steelyard.report.verification import verify
 from steelyard.runs.history import History
 
 TRAINING = {"learning_rate": 0.5, "epochs": 2, "batch_size": 32}
-BASE = changed(SMALL, training=TRAINING, privacy={"records": {"clip": 1.0, "noise": 2.0}, "budget": {"delta": 1e-4}})
+BASE = changed(
+    SMALL,
+    compute={"engine": "auto"},
+    training=TRAINING,
+    privacy={"records": {"clip": 1.0, "noise": 2.0}, "budget": {"delta": 1e-4}},
+)
 
 
 def described(**changes: Any) -> Description:

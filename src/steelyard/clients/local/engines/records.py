@@ -33,7 +33,7 @@ _COPIES = 8
 class RecordsEngine(Engine):
     """Trains clients by DP-SGD; use it, and no other, under [privacy.records]: no loss is reported."""
 
-    name = choice = "records"
+    name, choice = "records", "auto"
 
     def __init__(self, setup: TrainingSetup, noise: RecordNoise) -> None:
         super().__init__(setup)
@@ -127,7 +127,7 @@ class RecordsEngine(Engine):
             ) from error
 
     def settled(self, cohort: Cohort) -> str:
-        """Return the name of this engine."""
+        """Return what compute.engine is, since there is no other engine to choose."""
         return self.choice
 
     def describe(self) -> Mapping[str, str]:
