@@ -180,7 +180,7 @@ COHORT = {**CENTRAL, "weights": "cohort", "cohorts": "public"}
     [
         (
             {},
-            "central: missing, and so are local, records and aggregation; allowed: one of the four, ",
+            "central: missing, and so are local and aggregation; allowed: one of the three, or local with aggregation",
         ),
         ({"central": CENTRAL, "local": CENTRAL}, "local: given together with central"),
         ({"central": CENTRAL, "aggregation": {}}, "central: given together with aggregation"),

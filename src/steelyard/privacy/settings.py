@@ -175,8 +175,8 @@ class PrivacySettings(Section):
     def _fits(self) -> PrivacySettings:
         if not self.noise and self.aggregation is None:
             raise UserError(
-                "central: missing, and so are local, records and aggregation; allowed: one of the four, or local or "
-                "records with aggregation"
+                "central: missing, and so are local and aggregation; allowed: one of the three, or local with "
+                "aggregation; records in place of local protects single samples"
             )
         if self.records is not None and (self.central is not None or self.local is not None):
             other = "central" if self.central is not None else "local"
