@@ -241,8 +241,6 @@ TYPED: dict[str, str] = {
     f"{PLAN} --noise 1 --clients 50 --sampling 0.01": "at least 0.02",
     f"{PLAN} --noise 1 --clients 1000 --delta 1e-3": "below 0.001, or --accept-large-delta",
     f"{PLAN} --noise 1 --sampling 1e-12": "with 1e+12 clients",
-    f"{PLAN} --noise 1 --records 100 --sampling 0.5": "--records: got it with --clients, --sampling or --sampled",
-    "privacy plan --rounds 30 --noise 1 --records 100 --delta 0.01": "with 100 samples",
     "weigh no.csv": "no.csv",
     "weigh clients.csv --by 'men(DS)'": "did you mean 'mean'",
     "weigh clients.csv --by 'power(DS)^1e300'": "1e30",

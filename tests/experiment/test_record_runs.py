@@ -57,7 +57,7 @@ def test_each_client_is_charged_for_the_batches_that_it_takes(tmp_path: Path) ->
     assert [charge.round for charge in Ledger(folder / FILE).charges] == sorted(np.repeat([1, 2, 3], 3))
     # Losses are told nobody; sizes count as known.
     assert np.isnan(clients["loss"].tolist()).all()
-    assert verify(folder).verdict == "whole"
+    assert verify(folder).verdict == "intact"
 
 
 def test_every_client_spends_what_the_budget_allows_and_no_more(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,3 +111,9 @@ def test_the_plan_of_a_site_is_the_noise_that_its_run_takes() -> None:
     assert found.epsilon_after_first == pytest.approx(
         spent({Release(found.noise_multiplier, "poisson", rate): steps}, 1e-3)
     )
+
+
+def test_a_plan_of_samples_says_what_is_wrong(refused: Callable[..., str]) -> None:
+    asked = ("privacy", "plan", "--rounds", "30", "--noise", "1", "--records", "100")
+    assert "--records: got it with --clients, --sampling or --sampled" in refused(*asked, "--sampling", "0.5")
+    assert "with 100 samples" in refused(*asked, "--delta", "0.01")
