@@ -131,7 +131,6 @@ RECORDS = BASE["privacy"]["records"]
     [
         ("privacy.records", "given together with central", {"privacy": {"central": {"clip": 1.0, "noise": 1.0}}}),
         ("privacy.records", "given together with local", {"privacy": {"local": {"clip": 1.0, "noise": 1.0}}}),
-        ("privacy.records.noise", "budget.epsilon", {"privacy": {"records": {"clip": 1.0}}}),
         ("privacy.criteria", "tells LD of each client", {"weighing": {"criteria": ["LD"]}}),
         ("weighing.criteria", "how many samples of each class", {"weighing": {"criteria": ["KL"]}}),
         ("weighing.criteria", "losses before training", {"weighing": {"criteria": ["LB"]}}),
@@ -151,6 +150,10 @@ RECORDS = BASE["privacy"]["records"]
 )
 def test_what_would_not_be_counted_is_refused(field: str, words: str, changes: dict[str, Any]) -> None:
     assert_refused(lambda: described(**changes), f"{field}: ", words, "allowed:")
+
+
+def test_records_without_noise_and_budget_are_refused() -> None:
+    assert_refused(lambda: described(privacy={"records": {"clip": 1.0}, "budget": {}}), "set privacy.records.noise or")
 
 
 def test_a_delta_that_promises_nothing_to_a_sample_is_refused(tmp_path: Path) -> None:
