@@ -216,7 +216,8 @@ class NamedAttention(nn.MultiheadAttention):
                 scores = scores + mask
         # As in torch: where nothing may be looked at, all weights are 0, or nan where they are asked for.
         softmax: Any = torch.softmax if need_weights else torch._safe_softmax  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-        weights = self.drop(softmax(scores, -1))
+        # In 32 bits, as torch's own: on a GPU the draws make a gradient of 32 bits, which sixteen do not take.
+        weights = self.drop(softmax(scores, -1, dtype=torch.float32 if scores.dtype == torch.bfloat16 else None))
         found = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
         weights = weights.mean(dim=1) if average_attn_weights else weights
         if single:
