@@ -11,9 +11,11 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib import import_module
-from typing import Any
+from operator import or_
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 _BLOCK = re.compile(r"^::: ([\w.]+)\n((?:    .*\n)*)", re.MULTILINE)
 _LONGEST = 100
@@ -71,8 +73,19 @@ def _signature(name: str, found: Any) -> str:
     return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){back and f' -> {back}'}"])
 
 
+def _plain(annotation: Any) -> Any:
+    """Return a type without what `Annotated` adds to it or to its parts: checks, which print as addresses."""
+    if hasattr(annotation, "__metadata__"):
+        return _plain(annotation.__origin__)
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if not any("Annotated" in repr(part) for part in parts):
+        return annotation
+    plain = tuple(_plain(part) for part in parts)
+    return reduce(or_, plain) if origin in (Union, UnionType) else origin[plain]
+
+
 def _kind(annotation: Any) -> str:
-    annotation = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+    annotation = _plain(annotation)
     if isinstance(annotation, str | type):
         return annotation if isinstance(annotation, str) else annotation.__name__
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(annotation))
