@@ -74,6 +74,13 @@ def test_a_factor_between_sites_is_found_at_the_site_that_has_it(change: Any, fa
     assert findings[0].mend == "data.columns.age.factor"
 
 
+@pytest.mark.parametrize("shift", [-30, 12.5, 30, 75])
+def test_numbers_that_are_all_higher_have_no_other_unit(shift: float) -> None:
+    parts = sites(**{f"s{n}": {"age": AGE[n] + shift * (n == 2), "y": ILL[n]} for n in range(4)})
+    findings = [finding for finding in compared(parts, task="classes") if finding.column == "age"]
+    assert [(finding.name, finding.site) for finding in findings] == [("drift", "s2")]
+
+
 @pytest.mark.parametrize(("odd", "rows"), [({2, 3}, 200), ({3}, 12)])
 def test_a_factor_is_told_as_it_is_where_half_of_the_sites_have_it_or_a_small_one(odd: set[int], rows: int) -> None:
     heavy = CHANCE.lognormal(6, 0.6, (4, 200))

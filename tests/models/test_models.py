@@ -114,7 +114,7 @@ def test_a_client_s_own_model_and_a_newcomer_s_give_the_score_of_that_client(lef
     assert [test.where for test in run.model("ditto", client="va").document.origin.tests] == ["va"]
     assert_refused(lambda: run.model("ditto", client="vb"), "--client", "'vb'", "cleveland")
     assert_refused(lambda: run.model("fine-tuned", client="va"), "fine-tuned", "--adapt FILE")
-    assert_refused(lambda: run.model("fedavg", client="va"), "fedavg gives all clients one model")
+    assert_refused(lambda: run.model("fedavg", client="va"), "fedavg gives all clients one model; allowed: --adapt FILE")
     assert_refused(lambda: run.model(adapt=left / "held.csv"), "--adapt", "rows of one site")
     assert inside("verify", left / "own-run", "--model", "ditto", folder=tmp_path).returncode == 2
 
@@ -135,7 +135,10 @@ def test_rows_unlike_those_of_training_are_told_by_name(left: Path):
     notes = "".join(model.predict(rows.assign(chol=rows["chol"] / 38.67)).attrs["notes"])
     assert "column 'chol' at 'cleveland': mean 6" in notes
     assert "'chol'" not in "".join(model.predict(rows).attrs["notes"])
-    assert_refused(lambda: model.predict(rows.drop(columns="thalach")), "lacks 'thalach'", "did you mean 'thal'?")
+    renamed, gone = rows.rename(columns={"thalach": "thalac"}), rows.drop(columns="thalach")
+    assert_refused(lambda: model.predict(renamed), "lacks 'thalach'", "did you mean 'thalac'?")
+    # 'thal' is another column of the model, and no name for what is gone
+    assert_refused(lambda: model.predict(gone), "lacks 'thalach', which the model takes")
     # no number of a single row says how it is scaled
     assert_refused(lambda: model.predict(rows[:1].assign(hospital="basel")), "one row of 'basel'", "--site")
     pandas.testing.assert_frame_equal(model.predict(rows[:1]), model.predict(rows)[:1])

@@ -380,7 +380,7 @@ def _column_beside(
 def other_units(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, str] | None:
     """Return the factor that makes a site's numbers those of the others, and the units that it lies between.
 
-    None where none is needed, or none does it: medians and spreads must both fit.
+    None where none is needed, where none does it (medians and spreads must both fit), or where a shift does it better.
     """
     mine, usual = own.estimated(), theirs.estimated()
     if mine is None or usual is None or min(own.bulk, theirs.bulk) < FEW_ROWS:
@@ -403,7 +403,8 @@ def other_units(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, str] 
         tried.append((apart(mine / free), free, ""))
     # A slip of the decimal point is commoner than any unit.
     fit, factor, units = min(tried, key=lambda one: one[0] if one[2] else one[0] / 2)
-    return (factor, units) if fit < min(_FITS, as_it_is / 4) else None
+    shifted = apart(mine - mine[3] + usual[3])
+    return (factor, units) if fit < min(_FITS, as_it_is / 4, shifted) else None
 
 
 def drift(own: ColumnProfile, theirs: ColumnProfile) -> tuple[float, float]:

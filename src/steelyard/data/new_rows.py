@@ -133,13 +133,14 @@ def _as_read(
 def _check_columns(table: Table, preparation: Preparation) -> list[str]:
     """Refuse a table without columns that the model takes; return what is to be said of others."""
     wanted, names = [column.name for column in preparation.columns], table.names
+    others = [name for name in names if name not in {*wanted, *preparation.known, *table.added}]
     if lacking := [name for name in wanted if name not in names]:
         raise UserError(
-            f"{table.path}: lacks {first_names([repr(name) for name in lacking])}{nearest(lacking[0], names)}, which "
+            f"{table.path}: lacks {first_names([repr(name) for name in lacking])}{nearest(lacking[0], others)}, which "
             f"the model takes; expected the columns {first_names(wanted, len(wanted))}"
         )
     notes: list[str] = []
-    if others := [name for name in names if name not in {*wanted, *preparation.known, *table.added}]:
+    if others:
         notes.append(f"columns that the model does not take, left out: {first_names(others)}")
     if [name for name in names if name in wanted] != wanted:
         notes.append("columns are in another order than in training: taken by their names")

@@ -55,7 +55,10 @@ def of_client(
 ) -> Own:
     """Return the model that a client has for itself, from what the run's clients keep in its last checkpoint."""
     if not algorithm.personal:
-        raise UserError(f"--client: got '{client}', and {algorithm.name} gives all clients one model; allowed: no such")
+        raise UserError(
+            f"--client: got '{client}', and {algorithm.name} gives all clients one model; allowed: --adapt FILE with "
+            "the rows of one client, or a run with a personalised algorithm, such as ditto"
+        )
     if algorithm.tunes:
         raise UserError(
             f"--client: got '{client}', and clients of {algorithm.name} keep no model; allowed: --adapt FILE with the "
