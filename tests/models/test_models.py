@@ -114,7 +114,7 @@ def test_a_client_s_own_model_and_a_newcomer_s_give_the_score_of_that_client(lef
     assert [test.where for test in run.model("ditto", client="va").document.origin.tests] == ["va"]
     assert_refused(lambda: run.model("ditto", client="vb"), "--client", "'vb'", "cleveland")
     assert_refused(lambda: run.model("fine-tuned", client="va"), "fine-tuned", "--adapt FILE")
-    assert_refused(lambda: run.model("fedavg", client="va"), "fedavg gives all clients one model; allowed: --adapt FILE")
+    assert_refused(lambda: run.model("fedavg", client="va"), "fedavg gives all clients one model; allowed: --adapt")
     assert_refused(lambda: run.model(adapt=left / "held.csv"), "--adapt", "rows of one site")
     assert inside("verify", left / "own-run", "--model", "ditto", folder=tmp_path).returncode == 2
 
