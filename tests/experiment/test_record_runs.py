@@ -116,6 +116,24 @@ def test_algorithms_that_train_once_a_round_run(algorithm: str, tmp_path: Path) 
     assert np.isfinite(History(folder).rounds["accuracy"]).all()
 
 
+def test_clients_with_much_noise_count_less(tmp_path: Path) -> None:
+    """Inverse variances: of a client with T steps of noise z on batches of b samples, (b/zC)²/T."""
+    privacy = {"records": {"clip": 0.5}, "budget": {"epsilon": 3.0, "delta": 1e-4}}
+    made = described(privacy=privacy, weighing={"criteria": ["NP"]}, rounds={"count": 1})
+    folder = run(made, out=tmp_path / "run")
+    clients, charged = History(folder).clients, Ledger(folder / FILE).charges
+    noise = {name: (each.release.noise, each.count) for each in charged for name in each.clients or ()}
+    expected: dict[str, float] = {}
+    for name, samples in zip(clients["client"].tolist(), clients["samples"].tolist(), strict=True):
+        multiplier, steps = noise[name]
+        expected[name] = (min(32, int(samples)) / (multiplier * 0.5)) ** 2 / steps
+    weights = dict(zip(clients["client"].tolist(), clients["weight"].tolist(), strict=True))
+    total = sum(expected.values())
+    assert weights == pytest.approx({name: value / total for name, value in expected.items()})
+    assert verify(folder).found.changed == []
+    assert_refused(lambda: described(privacy=None, weighing={"criteria": ["NP"]}), "NP", "[privacy.records]")
+
+
 def test_hidden_updates_carry_it_too(tmp_path: Path) -> None:
     privacy = {**BASE["privacy"], "aggregation": {"kind": "secure"}}
     promise = History(run(described(privacy=privacy, rounds={"count": 1}), out=tmp_path / "run")).facts.privacy

@@ -154,6 +154,7 @@ class LearningDescription(Description):
             marks=data.marks,
             lacks_test_set=lacks_test_set(self.partition),
             everyone=self._everyone(),
+            noise=self.privacy is not None and self.privacy.records is not None,
             client_tests=self.clients_evaluate and self.rounds.evaluate_every == 1,
         )
 

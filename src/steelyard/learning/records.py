@@ -20,6 +20,7 @@ knows that a batch was large knows that a sample is more likely in it, which wou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -72,6 +73,11 @@ class RecordNoise:
         """Return what one step of a client with so many samples is to the accountant, and how many a round has."""
         rate, steps = batches(samples, self._training)
         return Release(self.noise(samples), "poisson", rate), steps
+
+    def deviation(self, samples: int) -> float:
+        """Return the standard deviation of a round's noise on each number of an update, by plain steps of length 1."""
+        rate, steps = batches(samples, self._training)
+        return math.sqrt(steps) * self.noise(samples) * self.settings.clip / (rate * samples)
 
     def _noise(self, samples: int) -> float:
         """Return the noise that is given, or the least that keeps all rounds within the budget; the owner's if more."""

@@ -272,6 +272,8 @@ class Updates(Answer):
         ).declared,
     )
     """[clients, classes]: training samples of each class; None unless a criterion needs it and clients share it."""
+    noise: Floats | None = field(default=None, metadata=Column(told="never").declared)
+    """Standard deviation of the noise that each client's steps added to its update, where the server knows it."""
     vectors: Vectors = field(
         default_factory=dict[str, "torch.Tensor"],
         metadata=Column(np.float32, word="vector", named=True, array="vector/", rows=True).declared,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -289,7 +290,11 @@ class PrivateRounds(Guarantee):
             self.ledger.charge(self.charges(federation, task.round, task.clients))
 
     def released(self, updates: Updates) -> Updates:
-        return updates if self.central else without_losses(updates)
+        if self.central:
+            return updates
+        records = self.records
+        noise = None if records is None else np.array([*map(records.deviation, updates.samples.tolist())], np.float64)
+        return replace(without_losses(updates), noise=noise)
 
     def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
         central, rule = self.settings.central, federation.rule

@@ -1,7 +1,7 @@
 """The built-in criteria of the papers and their kin; AdaFed's, which test each model, are in `adafed`.
 
-DS, LD, CB, LE, IS, CR and EX are measured by the client; EQ, MD, UL, LB, LA, KL, AG, AS, GA, SV, TR, RD and MK by the
-server.
+DS, LD, CB, LE, IS, CR and EX are measured by the client; EQ, MD, UL, LB, LA, KL, NP, AG, AS, GA, SV, TR, RD and MK by
+the server.
 """
 
 from __future__ import annotations
@@ -184,6 +184,21 @@ def label_skew(view: CohortView) -> Floats:
     """Σ_c p_c ln(p_c C): 0 for labels that are spread evenly, ln C for one label only."""
     counts = np.asarray(view.label_counts)
     return np.maximum(np.log(max(counts.shape[1], 1)) * (1.0 - _entropy(counts, counts.shape[1])), 0.0)
+
+
+@server_criterion(
+    "NP",
+    about="data",
+    description="noise precision: one over the variance of the noise that protects the client's samples",
+    needs=Needs(noise=True),
+    uses_claims=True,
+    of_one=True,
+)
+def noise_precision(view: CohortView) -> Floats:
+    """1/σ_a², with σ_a the deviation of the noise in the client's update: of all weights of a sum of updates that would
+    be alike without noise, these make the sum least noisy (inverse variances).
+    """
+    return 1.0 / np.square(np.asarray(view.noise))
 
 
 # ---------------------------------------------------------------- contribution

@@ -153,6 +153,8 @@ class CohortView:
     """Mean loss of the received model on the client's training samples; None unless a criterion needs it."""
     losses: Floats | None = None
     """Mean training loss of the last local epoch."""
+    noise: Floats | None = None
+    """Standard deviation of the noise in each client's update; None without [privacy.records]."""
     seed: int = 0
     """The seed of the federation; with `round` it names the streams of chance (`steelyard.base.randomness`)."""
     round: int = 0
@@ -193,6 +195,7 @@ class CohortView:
             steps=_or_none(updates.steps),
             first_losses=_or_none(updates.first_losses),
             losses=_or_none(updates.losses),
+            noise=_or_none(updates.noise),
             seed=seed,
             round=round,
             rounds=rounds,

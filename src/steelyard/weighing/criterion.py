@@ -74,6 +74,8 @@ class Needs(Section):
     """Whether every client must take part in every round."""
     client_tests: bool = False
     """Whether clients must test models on rows of their own in every round."""
+    noise: bool = False
+    """Whether clients must add noise to their steps, so that single samples are protected."""
     expertise: bool = False
     """Whether clients must be users who know which features of items drive their choices."""
 
@@ -81,6 +83,11 @@ class Needs(Section):
 NO_NEEDS = Needs()
 SINGLE_MODELS = Needs(models=True)
 NEEDS = {
+    "noise": (
+        "noise in clients' steps",
+        "looks at the noise that clients add to protect samples, and here they add none; allowed: experiments with "
+        "[privacy.records]",
+    ),
     "expertise": ("", "looks at users' features, and {name} has none; allowed: kind = 'recommend' with [kgflex]"),
     "labels": ("", "looks at labels, and {name} has none; allowed: data with labels"),
     "test_set": ("rows at the server", "is measured on the server's test set, {lacks_test_set}"),
@@ -148,6 +155,7 @@ class Capabilities:
     everyone: bool = True
     client_tests: bool = True
     expertise: bool = False
+    noise: bool = False
 
     @property
     def test_set(self) -> bool:
@@ -242,7 +250,8 @@ class Criterion(Section):
     def on_server(self, view: CohortView) -> Floats:
         """Take a server-side measure of the whole cohort: one number for each client."""
         counts, losses = view.label_counts is not None, view.first_losses is not None
-        check(self, Capabilities("this cohort", label_counts=counts, first_losses=losses))
+        noise = view.noise is not None
+        check(self, Capabilities("this cohort", label_counts=counts, first_losses=losses, noise=noise))
         try:
             found = np.array(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
         except UserError:
