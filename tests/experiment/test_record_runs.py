@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.kit import SMALL, assert_refused, changed
 
+from steelyard.contributions.finding import contributions, without
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
@@ -132,6 +133,18 @@ def test_clients_with_much_noise_count_less(tmp_path: Path) -> None:
     assert weights == pytest.approx({name: value / total for name, value in expected.items()})
     assert verify(folder).found.changed == []
     assert_refused(lambda: described(privacy=None, weighing={"criteria": ["NP"]}), "NP", "[privacy.records]")
+
+
+def test_a_run_is_not_trained_again_for_what_its_clients_added(tmp_path: Path) -> None:
+    server = {"partition": {**SMALL["partition"], "server": "fraction"}, "rounds": {"count": 1}}
+    later = run(described(**server), out=tmp_path / "later")
+    assert_refused(lambda: contributions(later), str(later), "ledger does not count")
+    assert_refused(lambda: contributions(later, retrained=True), str(later), "ledger does not count")
+    assert_refused(lambda: without(later, "client-000", retrained=True), str(later), "ledger does not count")
+    # What the server reads of noisy updates while the run goes on costs nothing.
+    found = contributions(run(described(**server, contributions={}), out=tmp_path / "now"))
+    assert len(found["clients"]) == 6
+    assert len(Ledger(tmp_path / "now" / FILE).charges) == len(Ledger(later / FILE).charges)
 
 
 def test_hidden_updates_carry_it_too(tmp_path: Path) -> None:

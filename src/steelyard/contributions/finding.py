@@ -50,6 +50,7 @@ def contributions(
     # For speed of start: what is there already needs no torch.
     from steelyard.contributions.replaying import Repetition
 
+    check_private(experiment.privacy, f"{folder}", again=True)
     settings = ContributionSettings(measure=measure or experiment.default_measure, method=method)
     again = Repetition(folder, rule, dataset, ask)
     problem = again.retrain(settings) if retrained else again.replay(settings)
@@ -81,7 +82,7 @@ def without(
     folder = Path(folder)
     if retrained:
         experiment = read_experiment(folder)
-        check_private(experiment.privacy, f"{folder}")
+        check_private(experiment.privacy, f"{folder}", again=True)
         settings = ContributionSettings(measure=measure or experiment.default_measure)
         return Repetition(folder, rule, dataset, ask).without(client, settings)
     found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask)

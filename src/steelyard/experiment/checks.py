@@ -347,10 +347,15 @@ def _check_records(algorithm: Algorithm) -> None:
 # Whether a run can say what its clients added.
 
 
-def check_private(privacy: PrivacySettings | None, field: str) -> None:
-    """Refuse whatever would disclose more of single updates than [privacy] guarantees."""
+def check_private(privacy: PrivacySettings | None, field: str, *, again: bool = False) -> None:
+    """Refuse whatever would disclose more of single updates than [privacy] guarantees; `again`: a run is repeated."""
     if privacy is None:
         return
+    if again and privacy.records is not None:
+        raise UserError(
+            f"{field}: this run has [privacy.records], and to train again is a release that its ledger does not count; "
+            "allowed: [contributions] in the experiment, measured while it runs"
+        )
     if privacy.central is not None or privacy.local is not None:
         section = "central" if privacy.central is not None else "local"
         raise UserError(

@@ -175,7 +175,7 @@ def decide(
     """Return which rule to use, from one value for each rule and seed, and the tests behind it.
 
     Differences are taken seed by seed. `controls` are rules that ask no clients, `command` is what runs them again, for
-    more seeds, and `spent` is the ε that comparing has cost any one client.
+    more seeds, and `spent` is the ε that comparing has cost.
     """
     exclusions = exclusions or Exclusions()
     tests = _tests(values, baseline, rows.measure, exclusions.rules)
@@ -320,11 +320,7 @@ def _alike(best: TestedRule, other: TestedRule) -> bool:
 def say(found: Verdict) -> str:
     """Return a verdict as one or two sentences: for the terminal, the report, the page, attacks and the arena alike."""
     sentence = _SAID[found.answer](found, measure_of(found.measure))
-    spent = (
-        ""
-        if found.spent is None
-        else (f"Comparing spent ε {found.spent:.3g} of any one client's privacy, all rules together.")
-    )
+    spent = "" if found.spent is None else f"Comparing spent ε {found.spent:.3g}, all rules together."
     return f"{sentence} {spent}".rstrip()
 
 
