@@ -195,8 +195,8 @@ def label_skew(view: CohortView) -> Floats:
     of_one=True,
 )
 def noise_precision(view: CohortView) -> Floats:
-    """1/σ_a², with σ_a the deviation of the noise in the client's update: of all weights of a sum of updates that would
-    be alike without noise, these make the sum least noisy (inverse variances).
+    """1/σ_a², with σ_a the deviation of the noise in the client's update: of all weights these make the sum of updates
+    least noisy. Of clients that train for as many epochs σ_a is nearly the same; it differs with as many steps.
     """
     return 1.0 / np.square(np.asarray(view.noise))
 
