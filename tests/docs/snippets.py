@@ -11,6 +11,7 @@ A comment right above a fence says what a test must know:
 
     <!-- needs: mnist -->                        data in that folder; without it the snippet is not run
     <!-- shortened: --set rounds.count=1 -->     what the test adds to commands that train, to be quick
+    <!-- prints: Use VP>DS: accuracy is -->      what the last command of the fence must print
     <!-- refused -->                             the command must end with exit code 2: it shows an error
     <!-- not run: reason -->                     cannot be run by a test
     <!-- printed by: steelyard run typo -->      the text is in the error line of this command (exit code 2)
@@ -35,7 +36,7 @@ from typing import Any
 from tests.kit import inside
 
 _FENCE = re.compile(r"^( *)```(\w+)?([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-_NOTE = re.compile(r"<!-- (needs|shortened|refused|not run|printed by)(?:: ([^\n]*?))? -->\s*$")
+_NOTE = re.compile(r"<!-- (needs|shortened|prints|refused|not run|printed by)(?:: ([^\n]*?))? -->\s*$")
 _TITLE = re.compile(r'title="([^"]+)"')
 _TRAINING = tuple(f"steelyard {words} " for words in ("run", "compare", "arena", "sweep", "attack", "recommend audit"))
 LANGUAGES = {"sh", "python", "toml", "text", "json", "csv", "mermaid"}
@@ -112,6 +113,7 @@ class Sitting:
 
     def _shell(self, snippet: Snippet) -> str | None:
         expected = 2 if "refused" in snippet.notes else 0
+        output = ""
         for command in commands(snippet.text):
             if snippet.notes.get("shortened") and command.startswith(_TRAINING):
                 command = f"{command} {snippet.notes['shortened']}"
@@ -120,6 +122,8 @@ class Sitting:
                 return f"$ {command}\nexit code {code}, expected {expected}\n{output[-2000:]}"
             if "Traceback" in output:
                 return f"$ {command}\n{output[-2000:]}"
+        if (due := snippet.notes.get("prints", "")) not in output:
+            return f"not printed: {due}\n{output[-2000:]}"
         return None
 
     def _python(self, snippet: Snippet) -> str | None:

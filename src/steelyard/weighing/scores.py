@@ -82,7 +82,7 @@ class ScoreSettings(Section):
     """For owa: all, most, at-least-half, as-many-as-possible, or "a,b" for Q(r) = (r − a)/(b − a)."""
     capacity: dict[str, Any] | None = None
     """For choquet: a worth per subset of criteria, {"DS" = 0.4, "DS,LD" = 0.7, ...}, or {two_additive = {...}}."""
-    power: float | None = Field(default=None, gt=0)
+    power: float | None = Field(default=None, gt=0, le=1000)
     """For power: the exponent k of p_i = c^k. Default 1."""
 
     @field_validator("score", mode="before")
