@@ -74,7 +74,7 @@ COMMANDS = {
 }
 COLD = {"report done -o done.html": "done.html", "weigh clients.csv": "Alice"}
 ELSEWHERE = {
-    *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "new"),
+    *("run", "resume", "ls", "table", "top", "watch", "compare", "arena", "sweep", "attack", "paper", "new"),
     *("model", "predict", "test"),
     *(f"federate {name}" for name in ("serve", "register", "submit", "local", "node", "model")),
     *(f"recommend {name}" for name in ("split", "explain", "test")),
