@@ -52,7 +52,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     "`--keys`.",
     ("server", "VKRTD"): "Whoever has the server's key passes every look but `--head`, as far as no node signed what "
     "was changed.",
-    ("server", "VHKRTD"): "What it makes anew as it was is no change (heads, marks, its signatures), nor is what "
+    ("server", "VHKRTD"): "What it makes again as it was is no change: heads, marks, its signatures. Nor is what "
     "stands more in a statement than its node signed.",
 }
 """By who did it and the looks that find nothing at most: the sentence of the page that allows it; the narrowest counts.
