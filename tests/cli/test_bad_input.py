@@ -148,6 +148,7 @@ BASELINE = "recommend baseline popular --train train.tsv --out"
 ATTACK = "attack learn.toml --attack"
 COMPARE = "compare learn.toml --rules"
 INIT = "federate init app learn.toml"
+MANY = ",".join(map(str, range(1, 301)))
 PLAN = "privacy plan --rounds 30 --delta 1e-6"
 TYPED: dict[str, str] = {
     "run": "Missing argument",
@@ -197,6 +198,7 @@ TYPED: dict[str, str] = {
     f"{COMPARE} DS --set partition.test=none": "nothing to compare rules by",
     "sweep learn.toml --over training.epochs=1,2 --set training.epochs=3": "training.epochs is in --over too",
     "sweep learn.toml --over training.epochs=1 --measure accurracy": "did you mean 'accuracy'",
+    f"sweep learn.toml --over training.batch_size={MANY} --over training.epochs={MANY}": "a grid of 90,000 points",
     "sweep learn.toml --over training.learning_rat=1": "did you mean 'learning_rate'",
     "sweep learn.toml --over training.learning_rate=0.1,fast": "training.learning_rate: got 'fast'",
     "sweep learn.toml --over training.epochs=[1,2],3": "training.epochs.0: got [1, 2]",
@@ -239,6 +241,7 @@ TYPED: dict[str, str] = {
     "privacy plan --rounds 100000 --epsilon 1e-7": "--epsilon: 1e-07 at delta 1e-05 needs more noise",
     f"{PLAN} --noise 1e-4": "--noise: got 0.0001; allowed: greater than or equal to 0.001",
     f"{PLAN} --noise 1 --delta 1": "--delta: got 1.0; allowed: less than 1",
+    f"{PLAN} --noise 1 --delta .9": "--delta: got 0.9 with 2 clients",
     f"{PLAN} --noise 1 --sampling 1.5": "--sampling: got 1.5; allowed: less than or equal to 1",
     f"{PLAN} --noise 1 --clients 50 --sampling 0.01": "at least 0.02",
     f"{PLAN} --noise 1 --clients 1000 --delta 1e-3": "below 0.001, or --accept-large-delta",
@@ -294,6 +297,7 @@ RATINGS: dict[str, tuple[Content, str]] = {
 }
 KNOWLEDGE: dict[str, tuple[Content, str]] = {
     "empty": ("\n\n", "k.tsv: the file is empty"),
+    "without links": ("1\n2\n", "k.tsv: 1 columns without a header"),
     "of no item": ("7\t1\t2\n\t2\n", "k.tsv: line 2: begins with '2' after no item"),
     "binary": (b"\0\xff\0\n\t\n", "expected"),
 }

@@ -68,6 +68,16 @@ def test_a_new_round_appears_without_a_reload(tmp_path: Path, browser: Any) -> N
         assert tab.evaluate("window.untouched") is True
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_screen(tmp_path: Path, browser: Any, width: int) -> None:
+    finished(tmp_path / "a-run-with-a-name-as-long-as-those-that-people-give-their-runs", rounds=8)
+    with serving(tmp_path) as page, Tab(browser, page) as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        drawn(tab, "accuracy")
+        drawn(tab, "weights")
+        wait_until(lambda: tab.evaluate("document.documentElement.scrollWidth") <= width)
+
+
 def test_names_from_runs_are_never_markup(tmp_path: Path, browser: Any) -> None:
     evil = "<img src=x onerror=window.hacked=1>"
     name = "<svg onload=window.hacked=1>"

@@ -307,6 +307,18 @@ def test_it_opens_offline_and_draws_everything(opened: Opened) -> None:
 
 
 @pytest.mark.slow
+def test_nothing_is_wider_than_a_telephone_or_a_window_that_was_narrowed(opened: Opened) -> None:
+    page = opened.page
+    page.click("#cards .open")
+    page.wait_for_selector(".course svg")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(400)  # Figures are drawn again once the width has come to rest.
+        opened.draw_all()
+        page.wait_for_function("document.documentElement.scrollWidth <= innerWidth", timeout=5000)
+
+
+@pytest.mark.slow
 def test_weighing_again_equals_python_over_all_rounds(opened: Opened, run: Path) -> None:
     page, view = opened.page, RunView([run])
 
