@@ -60,11 +60,14 @@ def title(text: str) -> str:
 
 
 def search(words: str) -> list[tuple[int, str, str]]:
-    """Return the pages that hold all the words, as rank, path and title; the guide's pages first."""
+    """Return the pages that hold all the words, as rank, path and title; the guide's pages first.
+
+    The name of a page counts as a heading: hostile-clients is about malicious ones.
+    """
     wanted = words.casefold().split()
     found: list[tuple[int, str, str]] = []
     for path, text in pages().items():
-        body = text.casefold()
+        body = f"# {path}\n{text}".casefold()
         if wanted and all(word in body for word in wanted):
             headings = " ".join(line for line in body.splitlines() if line.startswith("#"))
             said = sum(body.count(word) for word in wanted) + 100 * sum(word in headings for word in wanted)
