@@ -134,7 +134,7 @@ def test_its_experiments_can_be_read() -> None:
     paths = {path.name: path for path in (ROOT / "benchmarks").glob("*.toml")}
     assert set(tomllib.loads(paths.pop("capacity.toml").read_text())) > {"DS", "LD", "MD"}
     found = {name: load(str(path)) for name, path in paths.items()}
-    assert set(found) == {"attacks.toml", "privacy.toml", "scores.toml"}
+    assert set(found) == {"attacks.toml", "patients.toml", "privacy.toml", "scores.toml"}
     assert under_attack(found["attacks.toml"], "alie+inflation", 0.2)
     assert list(found["privacy.toml"].beside) == ["fedavg", "LD>DS", "MD"]
 

@@ -217,7 +217,7 @@ class PrivacySettings(Section):
     def _check_noise(self) -> None:
         for name, section in (("central", self.central), ("local", self.local), ("records", self.records)):
             if section is not None and section.noise is None and self.budget.epsilon is None:
-                raise UserError(f"{name}.noise or budget.epsilon: both are missing; set one of them")
+                raise UserError(f"set privacy.{name}.noise or privacy.budget.epsilon: both are missing")
 
     def _check_criteria(self) -> None:
         if self.criteria != "charged":
