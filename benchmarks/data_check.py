@@ -2,8 +2,8 @@
 
     python -m benchmarks.data_check            # 1,000,000 rows x 100 columns at four sites
 
-10⁶ rows × 100 columns took 17.7 s, 19.8 processor seconds and 1,405 MB at most, 1.8 times the table's 763 MB: half of the
-time reads the files in one thread, half looks at them in two (two quiet x86 cores, November 2026).
+10⁶ rows × 100 columns took 17.7 s, 19.8 processor seconds and 1,405 MB at most, 1.8 times the table's 763 MB: half of
+the time reads the files in one thread, half looks at them in two (two quiet x86 cores, November 2026).
 """
 
 from __future__ import annotations
